@@ -48,7 +48,8 @@ class BytesColumn:
         """Return rows [`start`, `start + n`) of an Arrow binary or string array, given its three buffers.
 
         `wide`: offsets have 64 bits (Arrow's large types). `validity` has one bit per row, the lowest bit first; None
-        means that no row is null. Bytes are not copied. Raises ValueError for buffers that are too short for the rows.
+        means that no row is null. Bytes are not copied. Raises ValueError if there are too few offsets or validity bits
+        for the rows.
         """
         if n == 0:  # an empty array may have no offset at all
             return cls(np.empty(0, np.uint8), np.zeros(1, np.int64), np.empty(0, np.bool_))

@@ -62,9 +62,10 @@ def decompress_in_parts(codec_id: int, data: Buffer, part_bytes: int = PART_BYTE
     """Return an iterator over the decompressed bytes of `data`, in order, for blocks that are too large for memory.
 
     The same data is accepted, and refused for the same reasons, as by `decompress`; an error is raised when the
-    iterator reaches it. `data` is contiguous. A part has at most `part_bytes`, except that snappy is decompressed one
-    chunk at a time, as in Kafka's own reader. Raises TooLarge for a chunk of more than `max_record_bytes` (and more
-    than PART_BYTES). Kafka's producers write 32 KiB chunks, but a block without the framing is one chunk.
+    iterator reaches it. `data` is contiguous. A part has at most `part_bytes`, except that uncompressed data is one
+    part, and snappy is decompressed one chunk at a time, as in Kafka's own reader. Raises TooLarge for a snappy chunk
+    of more than `max_record_bytes` (and more than PART_BYTES). Kafka's producers write 32 KiB chunks, but a block
+    without the framing is one chunk.
     """
     return _implementation(codec_id).decompress_in_parts(data, part_bytes)
 

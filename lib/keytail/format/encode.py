@@ -128,8 +128,9 @@ def encode_batches(
 
     Each step yields whole batches; the positions in its rows are relative to the first byte of that step. The caller
     owns both arrays. In error messages, the first row has the number `first_row`. Raises Refused for a row that no
-    batch can contain, before anything is yielded; UsageProblem for an invalid offset; ValueError if append times
-    differ. The iterator raises Refused at a record that exceeds `max_message_bytes` even when compressed.
+    batch can contain, before anything is yielded; UsageProblem for an invalid offset; ValueError if append times or the
+    lengths of columns differ. The iterator raises Refused at a record that exceeds `max_message_bytes` even when
+    compressed.
     """
     if base_offset < 0 or base_offset + len(columns) > 2**63 - 1:
         raise UsageProblem(

@@ -1,8 +1,9 @@
 """Decodes records of the cluster metadata log: topics, partitions, configs and KRaft transactions (METADATA.md).
 
-Only the record types that define a topic, its configuration and the cluster's version are decoded; other types are
-skipped by their number, so other data of a cluster, such as credentials, is not decoded. Invalid data raises ValueError
-with the reason. `log/cluster/replay.py` computes the resulting state.
+Only the record types that define a topic, its configuration and the cluster's version are decoded, and the ids and
+epochs in registrations of brokers; other types are skipped by their number, so other data of a cluster, such as
+credentials, is not decoded. Invalid data raises ValueError with the reason. `log/cluster/replay.py` computes the
+resulting state.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class OtherRecord:
 
 @dataclass(frozen=True, slots=True)
 class RegisterBrokerRecord(OtherRecord):
-    """A broker registers with the controller, under a new broker epoch. All other fields are skipped."""
+    """A broker registers with the controller, under a new broker epoch. The record's other fields are omitted."""
 
     broker: int
     broker_epoch: int

@@ -222,9 +222,9 @@ def parse_partition_dir(name: str) -> PartitionDir | None:
     """Return the partition of the directory `name` of a log dir; None if `name` is not the name of a partition
     directory.
 
-    If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker does not
-    start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic name
-    must be legal, and the number must have neither a sign nor a leading zero.
+    If a log dir contains a directory for which this returns None, except REMOTE_INDEX_CACHE_DIR, a broker usually does
+    not start. The check is stricter than a broker's, so that no other directory is taken for a partition: the topic
+    name must be legal, and the number must have neither a sign nor a leading zero.
     """
     kind: DirKind = "normal"
     if name.endswith(("-delete", "-future", "-stray")):

@@ -1,4 +1,4 @@
-"""Kernels compiled by Numba: they take arrays and integers, and return arrays and codes."""
+"""Kernels compiled by Numba: they take arrays and numbers, fill arrays, and return numbers."""
 
 import sys
 import warnings

@@ -110,8 +110,9 @@ def _read_control(a, p, end, row):
 def index_batches(raw, n, position, previous_last_offset, table, out):
     """Fill `table` (BATCH_TABLE rows) with the whole batches of `raw[:n]`; `raw[0]` is byte `position` of the file.
 
-    `out` is int64[4]: rows written, bytes consumed, a code, and the size of a batch that did not fit whole. The CRC of
-    magic 2 is checked; the rows of magic 0 and 1 contain only offset, size, magic, CRC, attributes and timestamp.
+    `out` is int64[4]: rows written, bytes consumed, a code, and the size of a batch that did not fit whole, or 0. The
+    CRC of magic 2 is checked; in rows of magic 0 and 1, only position, offset, size, magic, CRC, attributes and
+    timestamp are from the message.
     Offsets must increase, from above `previous_last_offset` on.
     """
     rows = 0

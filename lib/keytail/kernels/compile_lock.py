@@ -26,8 +26,8 @@ class CompileLock:
         self._fd: int | None = None
 
     def acquire(self) -> bool:
-        """Take the lock; return whether this call took it. Returns False if this process already has the lock, cannot
-        get it, or timed out."""
+        """Take the lock; return whether this call took it. Returns False if this object already has the lock, or the
+        process cannot get it or timed out."""
         if self._fd is not None:
             return False
         try:
@@ -60,7 +60,7 @@ class CompileLock:
                 return False
 
     def is_taken(self) -> bool:
-        """Return whether another process has the lock now."""
+        """Return whether another process has the lock now, or the file system has no locks."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:

@@ -1,4 +1,4 @@
-"""CRC-32C and a 128-bit key hash in Numba alone, used if a wheel lacks its C function.
+"""CRC-32C and a 128-bit key hash in Numba alone, for processes that cannot use a wheel's C function.
 
 The hash, named `keytail-fallback-128`, is MurmurHash3_x64_128 (public domain, Austin Appleby) with both state words
 initialised to the whole 64-bit seed; for seeds below 2**32 it equals the original. Both functions are compiled into

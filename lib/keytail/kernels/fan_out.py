@@ -24,8 +24,8 @@ def number_records(records, n, first_ordinal, is_put, from_offset, puts, probes,
     key.
 
     A record is to be put if `is_put[row]` is set for its row and its offset is at or above `from_offset`; the other
-    records are to be probed. `keyless` is int64[4]: the number of keyless records to be put, and the first offset of
-    these; then the same for the records to be probed.
+    records are to be probed. `keyless` is int64[4]: the number of keyless records to be put so far, and the first
+    offset of these; then the same for the records to be probed.
     """
     previous = np.int64(-1)
     k = np.int64(0)

@@ -13,7 +13,7 @@ SINCE_LAST, MAX_TIMESTAMP, MAX_TIMESTAMP_OFFSET, LAST_TIME_ENTRY, OFFSET_ENTRIES
 def index_rows(
     table, n, base_offset, interval_bytes, max_offset_entries, max_time_entries, state, offsets, times, out
 ):
-    """Append the entries of rows `table[:n]` to `offsets` (int64[m, 2]) and `times` (int64[m, 2]), m >= n.
+    """Write the entries of rows `table[:n]` to `offsets` (int64[m, 2]) and `times` (int64[m, 2]), m >= n.
 
     The kernel stops before a row whose entry has no room in its index. `state` is int64[6] (new segment: 0, -1, base
     offset, -1, 0, 0). `out` is int64[3]: entries written to `offsets` and `times`, and rows done. Entries are (relative

@@ -279,7 +279,7 @@ def is_off() -> bool:
 
 
 def _give_cache(made: Any) -> None:
-    """Give a kernel its cache, if there is a folder."""
+    """Protect the compilation of a kernel from signals, and give the kernel its cache, if there is a folder."""
     made.compile = _in_one_piece(type(made).compile.__get__(made), None)
     if CACHE_FOLDER is None:
         return

@@ -1,4 +1,4 @@
-"""Walks the records of opened batches, and hashes and numbers their keys on the way.
+"""Walks the records of batches, and hashes and numbers their keys on the way.
 
 Each record is read once, while its bytes are in the CPU cache, and no table of records is written.
 """
@@ -66,13 +66,14 @@ def scan_keys(
     raw, arena, table, where, block_start, block_bytes, row_from, row_to, from_offset, seed, first_ordinal,
     nulls, first_batch, low, high, ordinals, keyless, out,
 ):  # fmt: skip
-    """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of opened rows `row_from` .. `row_to`.
+    """Write hashes (uint64 `low`, `high`) and ordinals (int64) of the keys of the rows from `row_from` to before
+    `row_to` that are not CLOSED.
 
-    Whole batches are scanned; the scan stops before a batch that might not fit into the rest of `low`. The ordinal of a
+    Whole batches are scanned; the scan stops before a batch that does not fit into the rest of `low`. The ordinal of a
     record without a key or below `from_offset` is -1, and the hash of a record without a key is 0. `first_ordinal[row]`
-    is the ordinal of the row's first record. `keyless` (int64[2]) receives the number of records at or above
+    is the ordinal of the row's first record. `keyless` (int64[2]) has the number of records so far at or above
     `from_offset` without a key, and the first offset of these records. The bit `first_batch` + row of `nulls` is set if
-    the row has a null value. `out` is as in `scan_records`.
+    the batch has a null value. `out` is as in `scan_records`.
     """
     n = np.int64(0)
     row = row_from

@@ -30,8 +30,8 @@ OUT_OF_RANGE = 88
 
 PREFIX_BYTES = 12  # offset and size
 MIN_V0, MIN_V1 = 14, 22  # smallest size of a message after the prefix
-# Maximum bytes by which a record of version 2 is longer than its message: varints of their largest size (37 bytes with
-# the attributes) replace the fixed fields of magic 0 (26 bytes).
+# An upper bound of the bytes by which a record of version 2 is longer than its message: at most 37 bytes, counting all
+# varints at their largest size, replace the fixed fields of magic 0 (26 bytes).
 MAX_GROWTH_BYTES = 11
 _MAX_OFFSET_DELTA = 2**31 - 1
 _MAX_OFFSET = 2**63 - 1  # no message can have this offset, as in batches.py

@@ -1,8 +1,9 @@
 """CRC-32C and the 128-bit key hash for kernels: C functions of the crc32c and xxhash wheels, or fallbacks.
 
-Every function here can be called from any kernel and from Python, and reads exactly the given bytes. The wheels do not
-guarantee their C exports: each export is looked up, called and compared with the wheel's Python binding before a kernel
-uses it; an export that is missing or differs is replaced by the function in `fallback.py`.
+The public functions except `file_digest` can be called from any kernel and from Python, and read exactly the given
+bytes. The wheels do not guarantee their C exports: each export is looked up, called and compared with the wheel's
+Python binding before a kernel uses it; an export that is missing or differs, or every export with `KEYTAIL_NATIVE=0`,
+is replaced by the function in `fallback.py`.
 """
 
 from __future__ import annotations

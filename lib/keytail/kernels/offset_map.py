@@ -17,7 +17,7 @@ from keytail.kernels.native import prefetch
 
 SLOT = np.dtype([("low", "u8"), ("high", "u8"), ("value", "i8")])
 MAX_COUNTED = 2**32 - 1
-SIZES = 33  # 1, 2, 3 to 4, 5 to 8 ... records per key
+SIZES = 33  # number of classes: 1, 2, 3 to 4, 5 to 8 ... records per key
 _PREFETCH_DISTANCE = 16  # number of probes in flight, whose work takes about as long as one access to memory
 # Distance in slots of the next cache line, in which a search in a nearly full table often ends.
 _NEXT_LINE = 2
@@ -158,9 +158,10 @@ def sum_by_size(counts, keys, records):
 
 @kernel
 def most_counted(slots, counts, top):
-    """Write the count and the ordinal of the keys with the most records, each at least 2, to `top` (int64[n, 2]).
+    """Write the count and the ordinal of the keys with the most records, each at least 2, to `top` (int64[n, 2]), by
+    descending count and descending ordinal.
 
-    Among equal counts, the higher ordinal comes first. Returns the number of rows filled.
+    Returns the number of rows filled.
     """
     filled = 0
     for i in range(slots.shape[0]):

@@ -15,7 +15,7 @@ from keytail.kernels import batch_header as v2
 from keytail.kernels.jit import kernel
 from keytail.kernels.native import xxh3_128
 
-# One row per record: spans into the bytes that contain its batch's record block.
+# One item per record: spans into the bytes that contain its batch's record block.
 RECORD_TABLE = np.dtype(
     [
         ("offset", "i8"),
@@ -32,7 +32,7 @@ RECORD_TABLE = np.dtype(
     align=True,
 )
 
-# Values of the array `where` of an opened chunk: the location of each batch's record block.
+# Values of the array `where` of OpenedRows: the location of each batch's record block; CLOSED: it is not to be read.
 CLOSED, IN_RAW, IN_ARENA = -1, 0, 1
 
 # Codes in `out[2]` of `scan_records`.
@@ -258,7 +258,7 @@ def _skip_record(a, p, end):
 def _scan_batch(
     a, p, end, base_offset, last_offset, base_timestamp, append_time, row, count, records, n, bits, first_bit
 ):
-    """Fill `records` from row `n` on with the records of the block `a[p:end]`; return (code, next row).
+    """Fill `records` from item `n` on with the records of the block `a[p:end]`; return (code, next item).
 
     With a `first_bit` of 0 or more, only records whose bit is set are examined.
     """
@@ -300,7 +300,8 @@ def _scan_batch(
 def scan_records(
     raw, arena, table, where, block_start, block_bytes, row_from, row_to, bits, first_bit, records, out
 ):
-    """Fill `records` (RECORD_TABLE) with the records of opened rows `row_from` .. `row_to`, whole batches at a time.
+    """Fill `records` (RECORD_TABLE) with the records of the rows from `row_from` to before `row_to` that are not
+    CLOSED, whole batches at a time.
 
     `first_bit[row]` is the bit in `bits` of the row's first record; the records whose bits are not set are neither
     taken nor checked, so their blocks must have been checked before. If it is negative, all records of the row are
@@ -362,8 +363,8 @@ def hash_keys(raw, arena, where, records, n, seed, low, high):
 def number_records(records, n, first_ordinal, from_offset, ordinals, keyless):
     """Set `ordinals[i]` to the ordinal of record i, or to -1 if it has no key or is below `from_offset`.
 
-    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: the number of records at or
-    above `from_offset` that have no key, and the first offset of these.
+    `first_ordinal[row]` is the ordinal of the row's first record. `keyless` is int64[2]: the number of records so far
+    at or above `from_offset` that have no key, and the first offset of these.
     """
     previous = np.int64(-1)
     k = np.int64(0)

@@ -18,7 +18,7 @@ from keytail.kernels.rewriting.headers import put_header
     MAX_RECORDS,  # number of records above which no further row joins the open batch
     SOURCES,  # rows in the open batch; 0: no batch is open
     USED,  # bytes in the block of the open batch
-    RECORDS,
+    RECORDS,  # records in the open batch
     BASE_OFFSET,
     LAST_OFFSET,
     BASE_TIMESTAMP,

@@ -16,16 +16,20 @@ ABORT, COMMIT = 0, 1
 NO_OFFSET = 2**63 - 1
 
 # Columns of the int64 state, one row per producer. ENTRY: the entry of the producer's open aborted transaction, or -1;
-# SEEN: 1 if data of that transaction was seen; COMMITTED: 1 if data was seen that no entry marks as aborted;
-# FIRST_DATA: first remaining data of the open transaction; LAST_MARKER: base offset of the producer's latest marker.
+# SEEN: 1 if data of that transaction was seen; COMMITTED: 1 if data was seen, since the last COMMIT marker, that no
+# entry marks as aborted; FIRST_DATA: base offset of the first remaining data of the open transaction, or NO_OFFSET;
+# LAST_MARKER: base offset of the producer's latest marker, or -1.
 ENTRY, SEEN, COMMITTED, FIRST_DATA, LAST_MARKER = 0, 1, 2, 3, 4
 
-# Positions of `cursor`. EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
+# Positions of `cursor`. NEXT_ENTRY: the next entry to open; MARKERS, ABORTS: rows of `markers` and `aborts` filled;
+# EARLIEST: earliest first data of the transactions that ended since the last ABORT marker.
 NEXT_ENTRY, MARKERS, ABORTS, EARLIEST = 0, 1, 2, 3
 
-# Columns of `aborts`, one row per ABORT marker. DATA: base offset of the transaction's first remaining data; BEHIND:
-# the previous marker of the marker's producer, or -1; SINCE: earliest first data of the transactions that ended after
-# the previous ABORT marker, including this marker's transaction. DATA and SINCE are NO_OFFSET without such data.
+# Columns of `aborts`, one row per ABORT marker. MARKER: its base offset; PRODUCER: the number of its producer id; DATA:
+# base offset of the transaction's first remaining data; BEHIND: the previous marker of the producer, or -1; SINCE:
+# earliest first data of the transactions that ended after the previous ABORT marker, including this marker's
+# transaction; OF_ENTRY: the entry that the marker ends, or -1; KEPT: 1 if the marker is retained. DATA and SINCE are
+# NO_OFFSET without such data.
 MARKER, PRODUCER, DATA, BEHIND, SINCE, OF_ENTRY, KEPT, ABORT_COLUMNS = 0, 1, 2, 3, 4, 5, 6, 7
 
 
@@ -34,10 +38,9 @@ def track(table, producers, log_start_offset, entry_first, entry_producer, state
     """Process the batches of `table` in order: decide which are discarded, and collect the markers.
 
     `producers[row]` is the number of the row's producer id if the batch is transactional or control. Entries of the
-    transaction indexes come in the order of their first offsets; the entries decide what is discarded. The function
+    transaction indexes come in the order of their first offsets; they decide which data is discarded. The function
     writes `discard[row]` for each row, a row of `markers` (base offset, discard) for each control batch, and a row of
-    `aborts` for each ABORT marker: the transaction's data in the log, the entry that the marker ends (-1: none), and
-    whether the marker is retained. `cursor` is int64[4]. Data that ends below `log_start_offset` does not count as
+    `aborts` for each ABORT marker. `cursor` is int64[4]. Data that ends below `log_start_offset` does not count as
     first data, because the marker of such data may have been removed.
     """
     n_entries = entry_first.shape[0]

@@ -1,15 +1,16 @@
-"""The only module that accesses log dirs: all reads and all changes.
+"""The only module that accesses log dirs: all reads and all changes, except a check of permissions in `log/owner.py`.
 
 The modules of `files/`, which only this module imports, carry out the operations. Every path is resolved to a
 descriptor of its directory, without following links below a log dir (`files/paths.py`), and the last name of the path
 is used relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place.
-New files and directories get the owner of an existing file or directory, and new files are never executable.
+New files and directories get owner and mode of an existing file or directory, and new files are never executable.
 
 Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
 operations that change something, and one for all other operations. Thus a subclass can record an operation, stop before
 the operation, drop it or make it fail. Errors are the system's own OSError with the path and a description of the
-operation. `Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, or if a new
-directory was replaced before it got them. The callers decide which operations to perform, and in which order.
+operation. `Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, which
+`refuse_unless_like` checks in advance, or if a new directory was replaced or filled before it got them. The callers
+decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -123,11 +124,10 @@ class FileSystem:
         return self._look("scan", (path,), lambda: of_directory(path, scan_names, READABLE_DIRECTORY))
 
     def scan_sizes(self, path: str, suffix: str) -> Sizes:
-        """Return the names in a directory, with size and modification time only for regular files that end with
-        `suffix`.
+        """Return the names in a directory, with size and modification time only for regular files whose names end with
+        `suffix`. Such files are omitted if they are removed during the listing.
 
-        A call takes a quarter of the time of `scan` if most names have other suffixes. Files that are removed during
-        the listing are omitted.
+        A call takes a quarter of the time of `scan` if most names have other suffixes.
         """
         return self._look(
             "scan", (path,), lambda: of_directory(path, lambda fd: scan_sizes(fd, suffix), READABLE_DIRECTORY)
@@ -156,13 +156,13 @@ class FileSystem:
     def open_read(self, path: str) -> int:
         """Open a regular file for reading and return its descriptor; never blocks on a FIFO.
 
-        Raises SymbolicLink or NotRegular for any other file, and ForeignFile if this process is root, the directory
-        belongs to another user, and the file belongs to a third user.
+        Raises SymbolicLink or NotRegular for any other file, and ForeignFile if this process is root and the directory
+        belongs to another user, who does not own the file.
         """
         return self._look("open_read", (path,), lambda: self._open_regular(path, existing.READ))
 
     def open_write(self, path: str) -> int:
-        """Open an existing regular file for `write_at` and `truncate`, and for reading; return its descriptor."""
+        """Open a regular file as `open_read` does, but also for `write_at` and `truncate`; return its descriptor."""
         return self._look("open_write", (path,), lambda: self._open_regular(path, existing.READ_AND_WRITE))
 
     def map_read(self, fd: int, size_bytes: int) -> mmap.mmap:
@@ -192,8 +192,8 @@ class FileSystem:
             self.close(fd)
 
     def read_bytes(self, path: str, *, whole: bool = False) -> bytes:
-        """Return the contents of a small file. `whole`: raise OSError if fewer bytes can be read than the file had when
-        it was opened."""
+        """Return the contents of a file of at most MAX_SMALL_BYTES. `whole`: raise OSError if fewer bytes can be read
+        than the file had when it was opened."""
         fd = self.open_read(path)
         try:
             size_bytes = self.fd_size(fd) if whole else 0
@@ -251,17 +251,18 @@ class FileSystem:
     def create(self, path: str, like: FileStat | None) -> int:
         """Create a new empty file, open for appending. Raises FileExistsError if the name exists.
 
-        The file gets the owner, group, mode and access ACL (without execute bits) and security label of `like`. Raises
-        Refused, and leaves no file, if the system does not permit this. In a user's directory, root gives a file only
-        to that user: if `like` belongs to another user, only the mode of `like` is used.
+        If `like` is given, the file gets its owner, group, security label, and mode and access ACL without execute
+        bits. Raises Refused, and leaves no file, if the system does not permit this. In a user's directory, root gives
+        a file only to that user: if `like` belongs to another user, only the mode of `like` is used.
         """
         return self._change("create", (path,), lambda: self._create(path, like))
 
     def mkdir(self, path: str, like: FileStat) -> None:
-        """Create a directory with owner, group, mode, access ACL and security label of the directory `like`.
+        """Create a directory with owner, group, mode, access ACL and security label of the directory `like`, with the
+        exceptions that `create` makes.
 
-        Raises Refused if the system does not permit this, or if another process replaced the directory before it got
-        its owner.
+        Raises Refused if the system does not permit this, or if another process replaced the directory, or created a
+        file in it, before it got its owner.
         """
         self._change("mkdir", (path,), lambda: in_directory(path, lambda at, name: new.mkdir(path, at, name, like)))
 
@@ -273,7 +274,7 @@ class FileSystem:
             return self.create(path, like), True
 
     def write(self, fd: int, buffer: Any) -> int:
-        """Append all of `buffer` (contiguous, bytes-like); return the number of bytes."""
+        """Append all of `buffer` (contiguous, bytes-like) to a file opened by `create`; return the number of bytes."""
         view = memoryview(buffer).cast("B")
         return self._change("write", (fd, view), lambda: self._write(fd, view))
 
@@ -285,7 +286,7 @@ class FileSystem:
     def truncate(self, fd: int, size_bytes: int) -> None:
         """Truncate an open file to `size_bytes`, or extend it with zeros that take no space.
 
-        The next `write` appends at the new end.
+        The next `write` to a file opened by `create` appends at the new end.
         """
         self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
 
@@ -302,7 +303,7 @@ class FileSystem:
         self._change("rename", (source, target), lambda: existing.rename(source, target))
 
     def link(self, source: str, target: str) -> None:
-        """Create a second name of a file, on the same file system. Raises FileExistsError if the name exists."""
+        """Create a second name of a file, on the same file system. Raises FileExistsError if `target` exists."""
         self._change("link", (source, target), lambda: existing.link(source, target))
 
     def unlink(self, path: str) -> None:
@@ -313,11 +314,11 @@ class FileSystem:
         self._change("rmdir", (path,), lambda: in_directory(path, lambda at, name: os.rmdir(name, dir_fd=at)))
 
     def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        """Set the modification time of a regular file, which is opened as `open_read` does."""
+        """Set the modification and access time of a regular file, which is opened as `open_read` does."""
         self._change("set_mtime_ns", (path, mtime_ns), lambda: existing.set_mtime_ns(path, mtime_ns))
 
     def write_file(self, path: str, data: Any, like: FileStat | None) -> None:
-        """Create a file with the contents `data`, durable except for its name. On failure the file is removed."""
+        """Create a file with the contents `data`, durable except for its name. If writing fails, remove the file."""
         fd = self.create(path, like)
         try:
             try:
@@ -333,7 +334,7 @@ class FileSystem:
     def put_file(self, path: str, data: Any, like: FileStat | None, temporary: str) -> None:
         """Replace `path` by a file with the contents `data`, which are first durable under the name `temporary`.
 
-        On failure `path` is unchanged and `temporary` is removed. The new name is not made durable.
+        On failure `path` is unchanged and `temporary`, if it was created, is removed. The new name is not made durable.
         """
         self.write_file(temporary, data, like)
         try:

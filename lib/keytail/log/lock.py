@@ -32,12 +32,12 @@ _ATTEMPTS = 20
 
 LockName = Literal[".lock", ".keytail-prepare.lock"]
 
-# Descriptors and lock file paths of each log dir whose lock this process holds, by every path that names the log dir.
+# Descriptors and lock file paths of each log dir whose lock this process holds, by its real path and each given path.
 _held: dict[str, list[tuple[int, str]]] = {}
 
 
 class LockLost(Refused):
-    """The name `.lock` no longer refers to the locked file."""
+    """The name of a lock file no longer refers to the file that this process has locked."""
 
     default_slug = "lock-lost"
 
@@ -45,7 +45,7 @@ class LockLost(Refused):
 @contextlib.contextmanager
 def hold(log_dirs: Sequence[str], fs: FileSystem = LOCAL, name: LockName = names.LOCK) -> Iterator[None]:
     """Hold the locks of all log dirs during the block. Raises Refused, and holds no lock, if a log dir is already
-    locked.
+    locked or its lock file cannot be opened for writing.
 
     `name` is the name of the lock file: Kafka's, or keytail's own, which ensures that only one run at a time prepares
     compactions in a log dir beside its broker (compact/prepared/PREPARED.md).
@@ -145,7 +145,7 @@ def _holder_pid(path: str, fs: FileSystem) -> int | None:
 
 
 def hold_off_preparations(log_dirs: Sequence[str], fs: FileSystem) -> contextlib.AbstractContextManager[None]:
-    """Hold keytail's own lock of the log dirs in which a run has ever prepared compactions, so that no run prepares."""
+    """Hold keytail's own lock of the log dirs in which a run has ever prepared compactions: no run prepares there."""
     prepared = [path for path in log_dirs if fs.exists(os.path.join(path, names.PREPARE_LOCK))]
     return hold(prepared, fs, names.PREPARE_LOCK)
 

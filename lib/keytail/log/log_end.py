@@ -23,7 +23,8 @@ assert _INDEX_ENTRY.size == OFFSET_ENTRY.itemsize
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """The end of the whole batches of a log file: the next offset, and the byte position."""
+    """The end of the whole batches of a log file, of which only headers are read: the next offset, and the byte
+    position."""
 
     next_offset: int
     end_position: int

@@ -1,4 +1,4 @@
-"""Counts the bytes of logs that a task has read, and records the phase of its work, to show progress."""
+"""Counts the bytes that a task has read with `read_into`, and records the phase of its work, to show progress."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ _ROLL_NS = 1_000_000_000
 
 
 def refuse_missing_segments(fs: FileSystem, facts: PartitionFacts) -> None:
-    """Raise Refused if files of a segment above the log start offset exist without its `.log`."""
+    """Raise Refused if files of a segment at or above the log start offset exist without its `.log`, unless a stop or
+    an interrupted roll of a broker explains this."""
     for offset, name in facts.without_log:
         if not _is_missing(fs, facts, offset, name):
             continue

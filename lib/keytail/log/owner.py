@@ -33,7 +33,8 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
 
     Nothing changes for a process of another user, or if root owns the log dirs. `also_read` are directories that are
     only read; they may also belong to root. Raises UsageProblem if one of `log_dirs` does not exist, and Refused if
-    there are several owners, if the owner changes during the call, or if the owner cannot read a directory.
+    there are several owners, if the owner changes during the call, if the owner cannot read a directory, or if the
+    process cannot work as the owner.
     """
     if not acting_user.is_root():
         return
@@ -83,7 +84,7 @@ def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
 
 def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
     """Return the user as which a process that only reads these log dirs should work: their owner if this process is
-    root, and its own user if it is not. Raises Refused if there are several owners."""
+    root, and its own user if it is not. Raises Refused if there are several owners, or the owner has unknown groups."""
     if os.geteuid() != 0:
         return acting_user.current()
     owner = one_owner((), [owner for path in log_dirs for owner in _owner_of_dir(fs, path)])

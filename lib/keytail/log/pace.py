@@ -40,7 +40,7 @@ class Pace:
 
 
 class PacedFileSystem(FileSystem):
-    """The real file system with a rate limit for reading and writing; reads from the page cache are limited, too."""
+    """The real file system with a rate limit for `read_into`, `read_bytes` and `write`, also of cached pages."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()

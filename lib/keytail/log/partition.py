@@ -33,8 +33,8 @@ assert _TIME_INDEX_ENTRY.size == TIME_ENTRY.itemsize
 
 
 class SegmentFacts(NamedTuple):
-    """One segment as listed. The size of an index that does not exist is None. The class is a NamedTuple because plans
-    create millions of objects, and creating a dataclass takes three times as long."""
+    """One segment as listed. The size of an index that does not exist, or was not listed, is None. The class is a
+    NamedTuple because plans create millions of objects, and creating a dataclass takes three times as long."""
 
     base_offset: int
     log_bytes: int
@@ -65,7 +65,7 @@ class PartitionFacts:
     clean_shutdown: bool
     cleaner_checkpoint: int | None
     problems: tuple[ErrorText, ...]
-    leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; not problems by themselves
+    leftovers: tuple[str, ...] = ()  # names that `recover.recover` resolves; a `.swap` among them is a problem, too
     tail_bytes: int = 0  # bytes of the active segment after its last whole batch: an incomplete write
     # Only after a clean shutdown: the result of `names.left_by_missing_segments`.
     without_log: tuple[tuple[int, str], ...] = ()
@@ -171,11 +171,11 @@ def refuse_damaged_end(facts: PartitionFacts) -> None:
 
 
 def list_partition(fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry) -> PartitionFacts | None:
-    """Return the facts of one partition from a listing of the logs only: all index sizes are None, and the modification
-    time of a log is used as its largest timestamp.
+    """Return the facts of one partition from a listing and the end of the log: all index sizes are None, all timestamps
+    of first batches -1, and the modification time of a log is used as its largest timestamp.
 
-    Such a listing takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers
-    to resolve; `survey_partition` returns the details of such a partition.
+    This takes a tenth of the operations. Returns None if the partition must not be processed or has leftovers to
+    resolve; `survey_partition` returns the details of such a partition.
     """
     if entry.problems:
         return None

@@ -25,7 +25,7 @@ from keytail.log.records.chunk import SegmentReader
 
 @dataclass
 class ProducerStates:
-    """All producers of a partition up to some offset, and the transactions completed below that offset."""
+    """All producers of a partition up to some offset, and the transactions that ended in the replayed batches."""
 
     states: dict[int, Producer] = field(default_factory=dict)  # by producer id, each with its latest batch
     completed: list[tuple[int, int]] = field(default_factory=list)  # pairs of first offset and offset of the marker

@@ -1,9 +1,9 @@
 """Reads and writes beside a running broker: keeps the page cache as it was, and yields to other disk requests.
 
 A broker serves most fetches from the page cache. A preparation reads each segment several times, and would replace the
-pages that the broker's consumers need by pages of old segments. Therefore, pages that were not cached before a read are
-dropped after the read, and pages of written files are dropped once the files are durable. Each pass then reads from the
-disk again.
+pages that the broker's consumers need by pages of old segments. Therefore, pages that were not cached when a file was
+first read are dropped after each read, and pages of written files are dropped once the files are durable. So each of
+these reads is from the disk.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _IDLE_CLASS = 3 << 13
 
 
 class QuietFileSystem(PacedFileSystem):
-    """The real file system, with reads and writes that leave the page cache as it was; with a rate limit if there is a
-    `pace`."""
+    """The real file system, with `read_into` and writes that leave the page cache as it was; with a rate limit if there
+    is a `pace`."""
 
     def __init__(self, pace: Pace | None = None) -> None:
         super().__init__(pace or Pace(_UNLIMITED))

@@ -95,7 +95,8 @@ class Window:
         return count
 
     def _refill(self, rest: np.ndarray, ready: int, wanted_bytes: int) -> None:
-        """Fill the window synchronously: at the start of a file, and for a batch larger than a window."""
+        """Fill the window synchronously: at the start of a file, or if the prefetched bytes are too few or the rest is
+        longer than the headroom."""
         filled = min(max(wanted_bytes, self._window_bytes), self.size_bytes - self.position)
         buffer = self._buffer
         if len(rest) or len(buffer) < _HEADROOM_BYTES + filled:

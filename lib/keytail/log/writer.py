@@ -29,7 +29,7 @@ MAX_SEGMENT_BYTES = 2**31 - 1
 @dataclass(frozen=True)
 class Limits:
     """The limits of an output: `segment_bytes` is the maximum size of its log, `index_bytes` the maximum size of each
-    index. `index_interval_bytes` is the index interval."""
+    index. After more than `index_interval_bytes` of the log, a batch gets an index entry."""
 
     segment_bytes: int
     index_bytes: int
@@ -86,7 +86,7 @@ class SegmentWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
+        """The maximum size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
         return self.size_bytes + self._indexer.size_bytes
 
     def _create(self, suffix: str) -> int:
@@ -104,7 +104,7 @@ class SegmentWriter:
         """Append whole batches (`table` rows over `data`) until a limit is reached; return how many batches were
         appended.
 
-        Sets the rows' positions in this segment. An empty segment takes a batch of any size.
+        Sets the rows' positions in this segment. An empty segment takes a batch of any size within the offset range.
         """
         ends = np.cumsum(table["size_bytes"], dtype=np.int64)
         fits = (self.size_bytes + ends <= self._max_bytes) & (
@@ -220,7 +220,7 @@ class OutputWriter:
 
     @property
     def scratch_bytes(self) -> int:
-        """The size of all files if all outputs were closed now, without the `.txnindex` of the current output."""
+        """The maximum size of all files if all outputs were closed now, without the current output's `.txnindex`."""
         return self._closed_bytes + (self._current.scratch_bytes if self._current else 0)
 
     @property
@@ -375,8 +375,8 @@ class OutputWriter:
 
 
 def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
-    """Create an empty segment, durably, as a broker does when it rolls. The `.log` is created last, because a broker
-    that starts removes index files without a log."""
+    """Create an empty segment, durably, as a broker does when it rolls; replace existing files of that base offset. The
+    `.log` is created last, because a broker that starts removes index files without a log."""
     for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
         for suffix in suffixes:
             path = os.path.join(partition_path, names.segment_file(base_offset, suffix))

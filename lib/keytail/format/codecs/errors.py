@@ -20,8 +20,7 @@ _WINDOW_REMEDY = (
 
 
 class TooLarge(Refused):
-    """Raised for data that a broker can read, but that need more memory than allowed. Data that are too large are not
-    damaged."""
+    """Raised for data that are not damaged, but need more memory than allowed here or by Kafka's own readers."""
 
     default_slug = "too-large"
 

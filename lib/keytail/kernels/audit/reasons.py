@@ -30,7 +30,9 @@ SUPERSEDED, DELETED, ABORTED, MARKER, DROPPED_KEYLESS, CLEANING_UNKNOWN, UNKNOWN
 KNOWN, POSSIBLE = range(2)
 _NOWHERE = np.int64(2**63 - 1)
 
-# Columns of transaction events, kinds of findings on transactions, and columns of these findings.
+# Columns of transaction events, kinds of findings on transactions, and columns of these findings. F_FIRST: offset of
+# the transaction's first data; F_ABORTED, F_COMMITTED, F_REPLICAS: bit masks of the replicas with an ABORT or a COMMIT
+# marker, and of the replicas concerned.
 E_PRODUCER, E_OFFSET, E_KIND, E_REPLICA, EVENT_COLUMNS = range(5)
 DATA = 2  # an event's kind, besides ABORT and COMMIT
 DECIDED_OTHERWISE, MARKER_LOST, MARKER_EARLY, TRANSACTION_KINDS = range(4)

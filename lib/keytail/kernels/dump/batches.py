@@ -13,6 +13,7 @@ from keytail.kernels.jit import kernel
 from keytail.kernels.legacy import crc32
 from keytail.kernels.native import crc32c
 
+# Codes in `out[CODE]` of `index_any`, and positions in that array.
 OK, TABLE_FULL, SIZE_TOO_SMALL = 0, 1, 2
 ROWS, CONSUMED, CODE, NEEDED = 0, 1, 2, 3
 
@@ -91,6 +92,7 @@ def index_any(raw, n, position, table, valid, out):
     out[NEEDED] = needed
 
 
+# Codes of `find_batch`.
 FOUND, CONTINUE, NO_BATCH = 0, 1, 2
 
 

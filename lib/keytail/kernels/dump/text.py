@@ -1,7 +1,7 @@
 """Writes numbers, text and JSON as bytes into a buffer: the parts of lines (`lines.py`).
 
-Every function writes at position `p` and returns the position after the written bytes; the caller has ensured that
-there is room.
+A function that writes begins at position `p` of `out` and returns the position after the written bytes; the caller has
+ensured that there is room.
 """
 
 from __future__ import annotations

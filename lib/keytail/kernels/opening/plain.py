@@ -1,8 +1,8 @@
 """Decompresses the record blocks of many batches in one call, if the blocks have the framing that Kafka's producers
 write.
 
-For a block that has another framing, does not fit, or is damaged, the functions return NOT_PLAIN;
-`format/compression.py` then decompresses the block or reports what is wrong with it.
+For a block that has another framing, does not fit, is damaged, or has no decoder here, the functions that decompress
+return NOT_PLAIN; `format/compression.py` then decompresses the block or reports what is wrong with it.
 """
 
 from __future__ import annotations

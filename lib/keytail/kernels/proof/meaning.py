@@ -19,8 +19,8 @@ from keytail.kernels.proof.markers import ABORT, COMMIT, FIRST_DATA, KIND, OFFSE
 from keytail.kernels.proof.state import fail
 from keytail.kernels.walk import be_16, be_32, be_64, control_type
 
-# What the records of a batch mean: values of their keys; nothing (aborted data and markers); an unneeded marker,
-# without data.
+# What the records of a batch mean: values of their keys; nothing (aborted data, data below the log start offset, and
+# markers); an unneeded marker, without data.
 COUNTS, SILENT, UNNEEDED = range(3)
 
 

@@ -59,9 +59,9 @@ FIRST_OF_OUTPUT = OUTPUT_CHANGED
     AT,
     LEFT,  # records of the open batch that no source has had yet
     SOURCES,  # source batches in the open batch, including the current one
-    CODECS_CHANGED,
-    FIRST_MS,
-    NEWEST_MS,
+    CODECS_CHANGED,  # not 0: a source of the open batch has another codec
+    FIRST_MS,  # timestamp of the first record of the open batch
+    NEWEST_MS,  # largest timestamp of its records so far
     IS_CHECKED,  # the source batch has been checked
     END_OFFSET,  # a batch may lose its transaction if the transaction was committed below this offset
     RUN,

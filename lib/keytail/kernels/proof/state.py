@@ -30,11 +30,11 @@ RULES = _int64s(
 # Fields of both windows: the index of the next batch, the end of the bytes, whether the file ends there, bytes of the
 # next batch's decompressed block (-1: none), and the last offset passed.
 _WINDOW = ("at", "to", "is_all", "block_bytes", "last_offset")
-# `is_old`: whether the retention of the file's tombstones has expired, by the time of the file.
+# `is_old`: whether the retention of the file's tombstones and markers has expired, by the time of the file.
 SOURCE = _int64s(*_WINDOW, "is_old")
-# `position`: position of the window in its file; `next_base`: base offset of the next output or segment; `is_checked`:
-# header and index entries of the next batch are right; `newest_ms`: the largest timestamp, not below 0, of the batches
-# that have records.
+# `position`: position of the window in its file; `base_offset`, `number`: those of the output; `next_base`: base offset
+# of the next output or segment; `is_checked`: header and index entries of the next batch are right; `newest_ms`: the
+# largest timestamp of the output's batches that have records, 0 if there is none above 0.
 OUTPUT = _int64s(*_WINDOW, "position", "base_offset", "number", "next_base", "is_checked", "newest_ms")
 
 # Positions in the index files of the output, and the values on which the next entries depend.

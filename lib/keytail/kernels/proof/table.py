@@ -20,7 +20,7 @@ _LINE_WORDS = 8
 # Outcomes of a record.
 DROPPED = 0
 KEPT = 1
-EXPIRED = 2  # a tombstone that was removed after its delete horizon
+EXPIRED = 2  # a tombstone that was removed after its retention
 PRESENT = 3  # not known yet: a later pass decides
 OLDER_KEPT = 4  # an older record of the key is in the output
 FLAGS = 7  # bits that are 0 in each hash
@@ -107,8 +107,8 @@ def rehash(old, new, of_shard):
 
 @kernel
 def first_unjustified(slots):
-    """Return the lowest offset of a key's latest record that was removed without reason (-1: none), and 1 if an older
-    record of that key was retained."""
+    """Return the lowest offset of a key's latest record that was removed without reason (-1: none), and 1 if it is an
+    expired tombstone, which must not be removed because an older record of its key was retained, else 0."""
     worst = np.int64(-1)
     older_retained = 0
     for i in range(0, slots.shape[0], SLOT_WORDS):

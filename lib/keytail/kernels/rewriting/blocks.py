@@ -108,8 +108,8 @@ def rebuild_blocks(
     `horizon_ms`, if not negative, is set on batches that keep a null value and have no delete horizon. `first_ms` is
     the timestamp of the first retained record if that record is in an earlier piece of the batch, else NOT_EARLIER.
     With `by_file_time` no batch has a horizon, even if its source has one (CLEANING.md 16). `blocks` must have room for
-    the bodies plus MAX_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, bytes used, code, bad row. Fields
-    follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, the fields of magic 0 and 1 follow LEGACY.md 5.
+    the bodies plus MAX_GROWTH_BYTES per record. `out` is int64[4]: rebuilt rows, end of the bytes used in `blocks`,
+    code, bad row. Fields follow CLEANING.md, "Rebuilt batch"; with `keep_magic`, those of magic 0 and 1 LEGACY.md 5.
     """
     p = block_from
     done = 0

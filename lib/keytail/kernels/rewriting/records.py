@@ -6,10 +6,10 @@ import numpy as np
 
 from keytail.kernels.jit import kernel
 
-# Rules by which the records of a row are decided.
+# Rules by which the records of a row are decided; BEYOND: all are retained.
 BY_BITS, BY_MAP, BEYOND = 0, 1, 2
 
-# Actions for a row.
+# Actions for a row; OPEN: its records must be read for the decision.
 DROP, COPY, EMPTY, REBUILD, OPEN = 0, 1, 2, 3, 4
 
 # Counters of `decide_records`.

@@ -1,4 +1,4 @@
-"""Decides about whole batches of a chunk before any batch is opened, by bits or by the batch headers. The rules are
+"""Decides about whole batches of a chunk before any records are read, by bits or by the batch headers. The rules are
 those of `format/CLEANING.md`; decisions that depend on a batch's records are made later (`records.py`).
 """
 
@@ -17,7 +17,7 @@ from keytail.kernels.rewriting.records import BEYOND, BY_BITS, BY_MAP, COPY, DRO
     FIRST_DIRTY,
     FIRST_UNCLEANABLE,
     NOW_MS,
-    ASK_MAP,  # 1: for transactional batches an unset bit decides nothing
+    ASK_MAP,  # 1: bits do not decide about transactional batches
     SEGMENT,  # number of the segment
     RECORDS,  # records of the segment before the chunk
     RECORD_BIT,  # bit of the segment's first record, -1: none

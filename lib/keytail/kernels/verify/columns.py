@@ -4,21 +4,21 @@ from __future__ import annotations
 
 # `state`, int64.
 (
-    FROM,
-    TO,
-    IS_ALL,
+    FROM,  # index in the window of the batch to inspect
+    TO,  # end of the bytes in the window
+    IS_ALL,  # 1: the log ends at TO
     POSITION,  # position of the window's first byte in its file
     STAGE,  # how far the batch at FROM has been inspected
     SEGMENT_BASE,
     NEXT_BASE,  # base offset of the next segment; a very large number for the last segment
-    LAST_OFFSET,
-    MAX_TIMESTAMP,
-    INDEX_AT,
-    TIME_AT,
-    WANTED_BYTES,
-    FOUND_OFFSET,
+    LAST_OFFSET,  # the largest offset of the batches so far
+    MAX_TIMESTAMP,  # the largest timestamp of the batches so far
+    INDEX_AT,  # the next offset index entry
+    TIME_AT,  # the next time index entry
+    WANTED_BYTES,  # bytes from FROM on that the window needs (NEED_MORE)
+    FOUND_OFFSET,  # offset and timestamp of a finding
     FOUND_TIMESTAMP,
-    BATCHES,
+    BATCHES,  # inspected so far
     RECORDS,
     SPOILED,  # set by the caller: `rows` and `epochs` are no longer written
     ROWS,  # how many of `rows` are in use

@@ -1,6 +1,7 @@
 """Follows producers over the batches of a log, so that other files can be checked against the log.
 
-A producer's state is one row of an array, indexed by a small number that the caller assigns to each producer id.
+A producer's state is one row of the array `state`, indexed by a small number that the caller assigns to each producer
+id.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 
 def survey_closed(fs: FileSystem, path: str, log_start_offset: int) -> PartitionFacts:
     """Return the facts of a closed log in the directory `path`, or of an empty directory. Raises Refused if the log was
-    not closed cleanly, or the directory has other files of a log."""
+    not closed cleanly, if the log dir has `.kafka_cleanshutdown`, or if there are files of a log but no segment."""
     _refuse_claimed(fs, path)
     facts = survey(path, log_start_offset=log_start_offset, fs=fs)
     if facts.segments:

@@ -61,7 +61,8 @@ class OpenSegments:
         self._active = ActiveSegment.reopen(self._fs, self._directory, opened, self._config, self._like)
 
     def roll(self, base_offset: int, now_ms: int) -> bool:
-        """Close the active segment durably and create the next segment; return whether a segment was created.
+        """Close the active segment durably and create the next segment, instead of any files of that name; return
+        whether a segment was created.
 
         If the active segment already has that base offset, it is empty; it is reset, and False is returned. The
         caller makes the name of the new segment durable.

@@ -60,7 +60,7 @@ class Closed:
 class PartitionLog:
     """The log of one partition, open for appending; a context manager that closes the log.
 
-    Created by `open`. After an error while files are changed, the object refuses all operations and can only be
+    Created by `open`. After an error while files are changed, the object refuses all changes and can only be
     abandoned; the files are then as after a broker's crash.
     """
 
@@ -139,7 +139,7 @@ class PartitionLog:
 
         The batches must begin at or above the log end offset. The first batch with an epoch above `leader_epoch`, and
         all later batches, are omitted. Raises Refused or CorruptLog if a follower would refuse a batch; in this case
-        nothing was written.
+        no batch was written.
         """
         self._refuse_if_broken()
         taken = incoming.as_follower(batches, self.log_end_offset, leader_epoch, self.config)
@@ -159,7 +159,8 @@ class PartitionLog:
         self._effects(self._log.active.open_indexes)
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
-        """Refuse a set with more entries than fit into an index: a broker would append it, and then fail."""
+        """Refuse a set with more index entries or offsets than fit into a segment: a broker would append it, and then
+        fail."""
         segment, first = self._log.active, int(taken.table["base_offset"][0])
         base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
         if self._log.rolls_before(taken.as_one_row, now_ms):
@@ -208,7 +209,7 @@ class PartitionLog:
 
     def floor(self, offset: int) -> tuple[int, OffsetEntry]:
         """Return the base offset of the segment in which a read of `offset` begins, and the index entry at which the
-        read begins. Raises Refused for an offset that is not in the log."""
+        read begins. Raises Refused for an offset that is neither in the log nor its end."""
         if not self.log_start_offset <= offset <= self.log_end_offset:
             held = f"{self.log_start_offset} to {self.log_end_offset - 1}"
             what = f"offset out of range: the log contains offsets {held}"
@@ -218,8 +219,8 @@ class PartitionLog:
         return self._log.segments.floor(offset)
 
     def roll(self, *, now_ms: int) -> int:
-        """Close the active segment and create a segment at the log end offset; return the base offset of the new
-        segment."""
+        """Close the active segment and create a segment at the log end offset, or reset an active segment that begins
+        there; return that segment's base offset."""
         self._refuse_if_broken()
         self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]
@@ -227,7 +228,7 @@ class PartitionLog:
     # Durability
 
     def flush_if_due(self, now_ms: int) -> bool:
-        """Flush if `flush.messages` or `flush.ms` require a flush, and return whether they do. Every append calls this
+        """Flush if `flush.messages` or `flush.ms` require a flush, and return whether they do. Appends call this
         method."""
         self._refuse_if_broken()
         due = is_flush_due(self.log_end_offset, self.recovery_point, self._log.last_flush_ms, now_ms, self.config)
@@ -266,7 +267,7 @@ class PartitionLog:
             self.close()
 
     def _effects(self, action: Callable[[], object]) -> None:
-        """Run `action`. An error leaves files with unknown contents, so the log then refuses all operations."""
+        """Run `action`. An error leaves files with unknown contents, so the log then refuses all changes."""
         self._broken = True
         action()
         self._broken = False

@@ -38,8 +38,8 @@ def roll(fs: FileSystem, partition_path: str, active: SegmentFacts, base_offset:
     """Make the active segment durable, and create an empty segment at `base_offset`, the log end offset; return the
     facts of the new segment.
 
-    Call this only if `why_not_closed` returned "". Raises Refused if the `.log` has changed since it was surveyed.
-    After an OSError, the new files are removed as far as possible.
+    Call this only if `why_not_closed` returned "". Raises Refused if the `.log` has changed since it was surveyed, or
+    if the lock of the log dir is lost. After an OSError, the new files are removed as far as possible.
     """
     log_path = _path(partition_path, active.base_offset, names.LOG)
     refuse_lost(fs, partition_path)

@@ -30,7 +30,7 @@ class Appended:
 
 
 def appended_after(fs: FileSystem, log_dirs: Sequence[str], time_ms: int) -> Appended | None:
-    """Return the last batch of any partition to which a broker appended after `time_ms`, or None if there is none.
+    """Return the first segment found whose last batch a broker appended after `time_ms`, or None if there is none.
 
     The metadata log is skipped. For a partition that was not modified after `time_ms`, only the names of its files and
     one modification time are read. A partition that cannot be read is skipped: the code that processes it reports the

@@ -36,9 +36,9 @@ Resource: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic that exists. By partition number, `replicas` has the ids of the brokers with a replica, before and after
-    each change that may be uncommitted; `in_sync` has the brokers whose replica is certainly in sync. If all records
-    are committed, `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
+    """A topic that exists. By partition number, `replicas` has the ids of the brokers with a replica after the latest
+    record, which may be uncommitted; `in_sync` has the brokers whose replica is certainly in sync. If all records are
+    committed, `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
     `leader_epochs` the latest leader epoch.
     """
 

@@ -56,8 +56,8 @@ def stat(path: str) -> FileStat:
 
 
 def _stat(path: str, at: int, name: str) -> FileStat:
-    """Return the attributes of `path`, read through /proc: a descriptor that can be asked for them directly needs read
-    permission."""
+    """Return the attributes of `path`, extended attributes through /proc: a descriptor that can be asked for these
+    directly needs read permission."""
     fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
     try:
         facts = os.fstat(fd)

@@ -66,12 +66,11 @@ def create(path: str, at: int, name: str, like: FileStat | None) -> int:
 
 
 def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
-    """Return `like` with the owner that a new file in `directory` gets: the directory's owner, unless that is root.
-    In a user's directory, root gives the file to that user, never to a third user, and never with the labels of a third
-    user's file.
+    """Return `like` with the owner that a new file in `directory` gets. In a user's directory, root gives the file to
+    that user, never to a third user, and never with the labels of a third user's file.
 
     In a directory of root, only root can have created the file of `like`. A process that root started and that works
-    as another user creates all files for that user, even next to files of root.
+    as another user creates files for that user, even next to files of root.
     """
     if is_another() and like.uid == 0:
         return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())

@@ -72,7 +72,7 @@ class OffsetIndex(PresizedIndex):
 
     def append(self, offset: int, position: int) -> None:
         """Add an entry: the batch that ends with `offset` begins at `position`. Raises KeytailError if the index is
-        full, or the entry does not ascend."""
+        full or read-only, or if the entry does not ascend or is out of range."""
         self._refuse_read_only()
         if self.is_full:
             self._refuse_full(offset)
@@ -126,8 +126,8 @@ class TimeIndex(PresizedIndex):
     def maybe_append(self, timestamp_ms: int, offset: int, *, closing: bool = False) -> bool:
         """Write an entry if its timestamp is above that of the last entry; return whether the entry was written.
 
-        Raises KeytailError if the timestamp or offset is below that of the last entry, or if the index is full; the
-        `closing` entry of the segment may use the last slot.
+        Raises KeytailError if the timestamp or offset is below that of the last entry or out of range, or if the index
+        is full or read-only; the `closing` entry of the segment may use the last slot.
         """
         self._refuse_read_only()
         if self.is_full and not closing:
@@ -198,8 +198,8 @@ class TransactionIndex:
         return int(last["last_offset"][0]) if end else -1
 
     def append(self, aborted: AbortedTransaction) -> None:
-        """Append an entry to the file. Raises KeytailError unless the entry's marker is above the marker of the last
-        entry."""
+        """Append an entry to the file. Raises KeytailError if the entry's marker is not above the marker of the last
+        entry, or if there is no `like`."""
         last_offset = self.last_offset
         if aborted.last_offset <= last_offset:
             self._refuse(f"marker {aborted.last_offset} cannot follow {last_offset}", aborted.last_offset)

@@ -57,7 +57,7 @@ class SegmentIndexer:
 
     @property
     def size_bytes(self) -> int:
-        """The total size in bytes that both index files would have if they were closed now."""
+        """The maximum total size in bytes that both index files would have if they were closed now."""
         offsets, times = int(self._state[kernels.OFFSET_ENTRIES]), int(self._state[kernels.TIME_ENTRIES])
         return offsets * OFFSET_ENTRY.itemsize + (times + 1) * TIME_ENTRY.itemsize
 
@@ -73,8 +73,8 @@ class SegmentIndexer:
         return -1 if last is None else int(last[1])
 
     def meets(self, part: SegmentIndexer) -> bool:
-        """Return whether the last offset entry so far is also in `part`; if so, both indexers have the same entries
-        after that entry."""
+        """Return whether the last offset entry so far is also in `part`; if so, both indexers would have the same
+        offset entries after that entry."""
         positions = _joined(part._offsets)[:, 1]
         at = np.searchsorted(positions, self.last_entry_position)
         return bool(at < len(positions) and positions[at] == self.last_entry_position)

@@ -115,7 +115,8 @@ class PresizedIndex:
     def append_rows(self, rows: np.ndarray) -> None:
         """Append entries (int64[n, 2]: the columns as stored) in one write.
 
-        Raises KeytailError, and writes nothing, if the entries do not all fit or do not ascend.
+        Raises KeytailError, and writes nothing, if the entries do not all fit or do not ascend, or if the index is
+        read-only.
         """
         self._refuse_read_only()
         if not len(rows):

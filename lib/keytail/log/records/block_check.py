@@ -26,7 +26,7 @@ def check_block(
 
     `data` is the compressed block; the other arguments are fields of the batch's header.
 
-    Raises ValueError if the codec cannot decompress the block, Refused for a record of more than `max_record_bytes`.
+    Raises the errors of `RecordStream.take` if the block cannot be decompressed, or a record is too large.
     """
     codec, times = attributes & CODEC_MASK, (base_timestamp_ms, max_timestamp_ms)
     try:

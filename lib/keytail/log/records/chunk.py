@@ -1,4 +1,4 @@
-"""Reads a segment in chunks: about 8 MiB of whole batches, as a table of batches over an array of bytes.
+"""Reads a segment in chunks: up to 8 MiB of whole batches, or one larger batch, as a table over an array of bytes.
 
 Chunks are passed from each processing step to the next. Headers and checksums are checked when a chunk is read;
 record blocks are opened on request (`records/opening.py`), because a batch without retained records need not be
@@ -48,7 +48,7 @@ class _Buffers:
 
 
 class SegmentReader:
-    """Reads segments into its own buffers, by default two sets in turn (`keep_valid`); use one reader per task."""
+    """Reads segments into its own buffers, by default two sets in turn (`keep_valid`); read one segment at a time."""
 
     def __init__(
         self, fs: FileSystem, chunk_bytes: int = CHUNK_BYTES, arena_bytes: int = ARENA_BYTES
@@ -73,7 +73,8 @@ class SegmentReader:
         return BlockOpener(self._arena_bytes)
 
     def chunks(self, path: str, log_bytes: int, *, start: int = 0, torn_tail: bool = False) -> Iterator[Chunk]:
-        """Yield the chunks that `chunks_without_prefetch` yields, but read and check the next chunk in a thread."""
+        """Yield the chunks that `chunks_without_prefetch` yields; if the bytes are more than a chunk, read and check
+        the next chunk in a thread."""
         chunks = self.chunks_without_prefetch(path, log_bytes, start=start, torn_tail=torn_tail)
         return prefetched(chunks) if self.is_longer_than_a_chunk(log_bytes - start) else chunks
 
@@ -87,8 +88,9 @@ class SegmentReader:
     ) -> Generator[Chunk, None, None]:
         """Yield chunks of the first `log_bytes` of the segment file at `path`, from the batch at byte `start` on.
 
-        Raises CorruptLog at the first byte that is not a valid batch, and at an incomplete last batch. With `torn_tail`
-        the chunks end at that byte without an error: a broker would truncate the rest of the log at its next startup.
+        Raises CorruptLog at the first byte where no valid batch begins, and at an incomplete last batch. With
+        `torn_tail` the chunks end at that byte without an error: a broker that starts after a crash would truncate the
+        log there. Also raises CorruptLog if the file has become shorter, and TooLarge for a message of magic 0 or 1.
         """
         if start >= log_bytes:
             return

@@ -29,7 +29,8 @@ class SegmentContents:
     that a consumer sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
-    hexadecimal. `index_status` is `good`, `missing`, or `bad` if entries decrease or point outside of the segment.
+    hexadecimal. `index_status` is `missing` if there is no offset or time index, `bad` if entries of one of them do not
+    ascend or point outside of the segment, otherwise `good`.
     """
 
     base_offset: int
@@ -47,7 +48,7 @@ class SegmentContents:
 
 def contents_of(fs: FileSystem, partition_path: str, base_offset: int, reader: SegmentReader) -> SegmentContents:
     """Return a summary of the segment that begins at `base_offset`. Raises CorruptLog if the bytes of the file are not
-    a valid log, OSError if the file cannot be read."""
+    a valid log, Refused for a batch that is too large, OSError if the file cannot be read."""
     path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
     log_bytes = fs.stat(path).size_bytes
     digest, scanner = file_digest(), RecordScanner()

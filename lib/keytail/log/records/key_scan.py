@@ -1,4 +1,4 @@
-"""Hashes and numbers the keys of opened chunks for the map phase, a part at a time, in reused buffers."""
+"""Hashes and numbers the keys of chunks for the map phase: in portions and reused buffers, or all at once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from keytail.kernels import key_scan as kernels
 from keytail.kernels import records as record_kernels
 from keytail.log.records.chunk import Chunk, OpenedRows
 
-# Maximum number of keys in a portion: a chunk with records of 64 bytes has about as many keys. Smaller portions take
-# longer: waking the thread that looks up the keys takes as long as thousands of look-ups.
+# Maximum number of records in a portion of several batches: a chunk with records of 64 bytes has about as many. Smaller
+# portions take longer: waking the thread that looks up the keys takes as long as thousands of look-ups.
 _KEYS = 1 << 17
 
 
@@ -30,7 +30,7 @@ class KeyPortion:
     `low` and `high` are the halves of each hash. `ordinals[i]` is `first_ordinal` of the record's row plus the record's
     number in the batch; or -1 if the record does not belong in the map, because it has no key or is below the start
     offset. `keyless` is the number of records without a key from the start offset on; the first of these records is at
-    `first_keyless_offset`. The arrays are overwritten by the portion after the next one.
+    `first_keyless_offset`. The portion after the next one overwrites `low`, `high` and `ordinals`.
     """
 
     chunk: Chunk
@@ -76,9 +76,8 @@ class KeyPortion:
 
 @dataclass(frozen=True)
 class ChunkKeys:
-    """All hashed keys of one chunk, as in KeyPortion. `nulls` has one bit for each batch, which is set if the batch has
-    a null value.
-    """
+    """All hashed keys of one chunk, as in KeyPortion. `nulls` has one bit for each batch, which is set if the batch is
+    opened and has a null value."""
 
     low: np.ndarray
     high: np.ndarray
@@ -89,7 +88,7 @@ class ChunkKeys:
 
 
 class KeyScanner:
-    """Produces the hashed keys of opened chunks; use one scanner per task."""
+    """Produces the hashed keys of chunks; use one scanner per thread."""
 
     def __init__(self, seed: int, portion_keys: int = _KEYS) -> None:
         self._seed = np.uint64(seed)
@@ -105,8 +104,8 @@ class KeyScanner:
         nulls: np.ndarray,
         first_batch: int,
     ) -> Iterator[KeyPortion]:
-        """Yield portions that cover all rows of `opened`, in order, and set the bit in `nulls` of each batch that
-        contains a null value.
+        """Yield portions that cover all rows of `opened`, in order; set the bit `first_batch` + row of `nulls` for each
+        opened batch that contains a null value.
 
         Raises CorruptLog at a batch whose records cannot be parsed.
         """
@@ -135,7 +134,7 @@ class KeyScanner:
     def keys_of(
         self, chunk: Chunk, parts: Iterable[OpenedRows], from_offset: int, first_ordinal: np.ndarray, keys: int
     ) -> ChunkKeys:
-        """Return the hashed keys of the `parts` of a chunk, which have `keys` records, in new arrays.
+        """Return the hashed keys of the `parts` of a chunk, which have at most `keys` records, in new arrays.
 
         Raises CorruptLog as `portions` does.
         """

@@ -42,7 +42,7 @@ class Chunk:
     """Whole batches of one segment: `table` (BATCH_TABLE rows) over `raw` (uint8), whose first byte is at byte
     `position` of the file.
 
-    Both arrays are views of buffers that the reader overwrites with the chunk after the next one.
+    Both arrays are views of buffers that the reader, by default, overwrites with the chunk after the next one.
     """
 
     path: str
@@ -66,13 +66,14 @@ class Chunk:
 
 @dataclass
 class OpenedRows:
-    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted rows.
+    """The rows of a chunk from `first` to before `end`, with the record blocks of the wanted ("opened") rows.
 
-    For each row of the whole chunk, `where` is CLOSED, IN_RAW or IN_ARENA; `start` and `size` are the position of the
-    row's block in the chunk's `raw` or in `arena`, and the size of the block, in bytes. A block that is too large for
-    memory is returned in pieces, each as an OpenedRows of that row alone. For a piece, `table` is the table of the
-    chunk with the record count and last offset of the piece in that row. `records_before` is the number of records in
-    earlier pieces; more pieces follow unless `is_end`.
+    The arrays have an item for each row of the whole chunk, valid from `first` to before `end`: `where` is CLOSED,
+    IN_RAW or IN_ARENA; `start` and `size` are the position of the row's block in the chunk's `raw` or in `arena`, and
+    the size of the block, in bytes. A block that has too many bytes or records is returned in pieces, each as an
+    OpenedRows of that row alone. For a piece, `table` is the table of the chunk with the record count and last offset
+    of the piece in that row. `records_before` is the number of records in earlier pieces; more pieces follow unless
+    `is_end`.
     """
 
     first: int
@@ -136,7 +137,7 @@ class _Layout:
 
 
 class BlockOpener:
-    """Opens blocks into its own two arenas in turn; use one opener per task."""
+    """Opens blocks into its own two arenas in turn; use one opener per thread."""
 
     def __init__(self, arena_bytes: int = ARENA_BYTES) -> None:
         self._arenas = [np.empty(0, np.uint8), np.empty(0, np.uint8)]
@@ -148,10 +149,11 @@ class BlockOpener:
         """Open the record blocks of the rows that `wanted` (bool) selects, and yield them in parts that cover all rows
         in order.
 
-        Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part
-        after the next one overwrites. A part has about `arena_bytes`, or one block of at most WHOLE_BLOCK_BYTES, or a
-        piece of a larger block. Raises CorruptLog for a block that its codec cannot decompress, Refused for a record,
-        or a message of magic 0 or 1, of more than `max_record_bytes`.
+        Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part after
+        the next one overwrites. A part has up to about `arena_bytes` in the arena, or one block of at most
+        WHOLE_BLOCK_BYTES, or is a piece of a block that is larger or has more than WHOLE_BLOCK_RECORDS records. Raises
+        CorruptLog for a block that cannot be decompressed or converted, Refused for a record in a piece, or for the
+        decompressed messages of magic 0 or 1 in a message, of more than `max_record_bytes`.
         """
         table = chunk.table
         n = len(table)
@@ -174,7 +176,7 @@ class BlockOpener:
         yield from self._open_span(layout, first, n, packed, floor)
 
     def reopen(self, chunk: Chunk, opened: OpenedRows) -> Iterator[OpenedRows]:
-        """Yield again all pieces of the batch whose last piece is `opened`."""
+        """Yield again all pieces of the batch of which `opened` is a piece."""
         row, n = opened.first, len(chunk.table)
         where, start, size = np.empty(n, np.int8), np.empty(n, np.int64), np.empty(n, np.int64)
         plain_kernels.lay_out(chunk.table, np.arange(n) == row, chunk.position, where, start, size)
@@ -183,8 +185,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open and yield the rows from `row` to before `end`, none of which has more than WHOLE_BLOCK_RECORDS records.
-        The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
+        """Open and yield the rows from `row` to before `end`, except those that are opened in pieces because of their
+        number of records. The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:

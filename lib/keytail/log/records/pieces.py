@@ -1,8 +1,8 @@
 """Splits a record block that has too many bytes or records for memory into pieces of whole records.
 
-A piece is about as large as a chunk, or is one record. A batch of some KiB may decompress to gigabytes; Kafka's cleaner
-decompresses such a batch one record at a time. A single record must fit into memory, as in Kafka; records of more than
-`max_record_bytes` are refused.
+A piece has at most PIECE_BYTES and PIECE_RECORDS, or is one larger record. A batch of some KiB may decompress to
+gigabytes; Kafka's cleaner decompresses such a batch one record at a time. A single record must fit into memory, as in
+Kafka; a record that is larger than both `max_record_bytes` and a piece is refused.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _NO_DELTA_LIMIT = 2**31  # larger than every offset delta
 @dataclass(frozen=True)
 class Piece:
     """A part of a batch's records: `block[:n_bytes]` contains the records with numbers `first` to `first + count - 1`;
-    `last_delta` is the largest offset delta up to the end of the piece. The last piece has all remaining bytes and
-    counts all remaining records, even if the two disagree."""
+    `last_delta` is the largest offset delta up to the end of the piece. The last piece counts all remaining records,
+    and has at least one of the bytes after its whole records, if there are any: the code that walks it finds the error.
+    """
 
     block: np.ndarray
     n_bytes: int
@@ -45,8 +46,8 @@ class Piece:
 class RecordStream:
     """The records of one block, returned in consecutive parts in two arenas in turn.
 
-    `arenas` are two arrays of uint8, replaced by larger arrays as needed. A returned part is valid until `take` has
-    been called twice more.
+    `arenas` are two arrays of uint8, replaced by larger arrays as needed. A returned part is valid until `take` is
+    called for the second time after it.
     """
 
     def __init__(self, codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> None:
@@ -61,12 +62,13 @@ class RecordStream:
     def take(
         self, most: int, room_bytes: int, up_to_delta: int = _NO_DELTA_LIMIT
     ) -> tuple[np.ndarray, int, int]:
-        """Return the arena with the next whole records, and the numbers of its bytes and records: at most `most`
-        records, and as many as fit into `room_bytes` but at least one. Returns no records if the next record has a
-        delta above `up_to_delta`, is invalid, or is incomplete.
+        """Return the arena that begins with the next whole records, and the numbers of their bytes and of these
+        records: at most `most` records, and as many as fit into `room_bytes` but at least one. Returns no records if
+        none are left, or if the next record has a delta above `up_to_delta`, is invalid, or is incomplete.
 
-        `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block,
-        and for decreasing offsets; Refused for a record of more than `max_record_bytes`.
+        `last_delta` is the largest offset delta so far. Raises ValueError if the codec cannot decompress the block, and
+        if the first offset is not above those of earlier parts; Refused for a record larger than both
+        `max_record_bytes` and `room_bytes`, or data that need too much memory.
         """
         self._turn()
         self._fill(room_bytes)
@@ -103,8 +105,8 @@ class RecordStream:
         return self._arenas[0], self._filled
 
     def take_last(self) -> tuple[np.ndarray, int, int, bool]:
-        """Return a part as `take` does, and whether it is the last part. The last part has all remaining bytes and
-        counts all remaining records, even if the two disagree."""
+        """Return a part as `take` does, and whether it is the last part, with the bytes and the count of a last Piece.
+        """
         block, n_bytes, count = self.take(PIECE_RECORDS, PIECE_BYTES)
         is_last = not self.left or not count
         if is_last:
@@ -151,8 +153,8 @@ class RecordStream:
 
 
 def pieces(codec: int, data: Buffer, records: int, arenas: list[np.ndarray]) -> Iterator[Piece]:
-    """Yield the pieces of the block `data`, which has `records` records. Raises the same errors as `RecordStream.take`.
-    """
+    """Yield the pieces of the block `data`, whose batch declares `records` records. Raises the errors of
+    `RecordStream.take`."""
     stream, first, is_last = RecordStream(codec, data, records, arenas), 0, False
     while not is_last:
         block, n_bytes, count, is_last = stream.take_last()

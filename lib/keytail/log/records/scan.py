@@ -1,4 +1,4 @@
-"""Parses the records of opened chunks, a portion at a time, and hashes their keys, in reused buffers.
+"""Parses the records of chunks, a portion at a time, and hashes their keys on request, in reused buffers.
 
 A portion contains whole batches, with about as many records as stay in a core's cache between two kernels.
 """
@@ -32,7 +32,7 @@ class Columns:
 
 @dataclass
 class Portion:
-    """The rows of a chunk from `first_row` to before `end_row`, and the records (RECORD_TABLE) of the opened rows.
+    """The rows of a chunk from `first_row` to before `end_row`, and the selected records (RECORD_TABLE) of opened rows.
 
     The portion after the next one overwrites `records` and `columns`: the next portion may be produced in advance.
     """
@@ -59,7 +59,7 @@ class Portion:
 
 
 class RecordScanner:
-    """Produces the portions of opened chunks; use one scanner per task."""
+    """Produces the portions of chunks; use one scanner per thread."""
 
     def __init__(self, portion_records: int = PORTION_RECORDS) -> None:
         self._columns = [Columns(portion_records), Columns(portion_records)]
@@ -74,8 +74,8 @@ class RecordScanner:
     ) -> Iterator[Portion]:
         """Yield portions that cover all rows of `opened`, in order. Raises CorruptLog if records cannot be parsed.
 
-        `first_bit` (int64 for each row) is -1 or the number in `bits` of the row's first record; in rows with such a
-        number, only records whose bit is set are included.
+        `first_bit` (int64 for each row) is the number in `bits` of the row's first record: only records whose bit is
+        set are included. In rows whose number is negative, all are included.
         """
         row, chunk = opened.first, opened.of(chunk)
         first_bit = np.full(len(chunk.table), -1, np.int64) if first_bit is None else opened.from_here(first_bit)

@@ -32,8 +32,8 @@ from keytail.log.records.table import RecordTable
 class LogSlice:
     """Bytes `start` to before `stop` of a segment; the offsets from `from_offset` to below `end_offset` are wanted.
 
-    `segment` is the file as it was listed; if `is_last`, it is the active segment. The data after the slice begins at
-    offset `next_offset` or above (None: no data follows). `aborted` are all entries of transaction indexes (TXN_ENTRY,
+    `segment` is the file as it was listed; if `is_last`, it is the active segment. All offsets in the slice are below
+    `next_offset` (None: no limit, at the end of the log). `aborted` are all entries of transaction indexes (TXN_ENTRY,
     native byte order) that concern the slice, sorted by producer and first offset; None if aborted data is treated like
     other data.
     """
@@ -67,8 +67,8 @@ def slices_of(
 ) -> list[LogSlice]:
     """Return slices of about `slice_bytes` that cover all batches with offsets in the range, in log order.
 
-    If an index is missing, or has a position at which no batch begins, its segment is one slice. `aborted` is
-    the result of `read_aborted`.
+    If an index is missing, or contradicts the batch headers at the chosen positions, its segment is one slice.
+    `aborted` is the result of `read_aborted`, or None.
     """
     slices: list[LogSlice] = []
     if from_offset >= end_offset:
@@ -105,8 +105,8 @@ def _slice_bounds(
     end_offset: int,
     slice_bytes: int,
 ) -> list[tuple[int, int, int, int]]:
-    """Divide the first `n_bytes` of a segment; return (first byte, byte after the last, lowest offset, offset above
-    all) of each slice."""
+    """Divide the first `n_bytes` of a segment; return for each slice the first byte, the byte after the last, an offset
+    not above the last offset of its first batch, and an offset above all of its offsets."""
     whole = [(0, n_bytes, segment.base_offset, _NO_OFFSET)]
     if n_bytes <= slice_bytes and from_offset <= segment.base_offset:
         return whole
@@ -159,8 +159,8 @@ def _index(
 def _ends_of_batches(
     fs: FileSystem, partition_path: str, segment: SegmentFacts, offsets: np.ndarray, positions: np.ndarray
 ) -> list[int] | None:
-    """Return the last offset of the batch at each position, from its header; None if no batch begins at a position, or
-    a batch begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8)."""
+    """Return the last offset of the batch at each position, from its header; None if a header is invalid, or if a batch
+    begins above the offset of its entry (a later batch may have that offset: format/INDEX.md, 8)."""
     found: list[int] = []
     if not len(offsets):
         return found
@@ -190,7 +190,8 @@ def _concerning(aborted: np.ndarray, low: int, high: int) -> np.ndarray:
 
 def batches(fs: FileSystem, piece: LogSlice) -> Iterator[Chunk]:
     """Yield the chunks of the slice; some of their rows may be outside of the wanted offsets. Raises CorruptLog for
-    damage, Refused if the file is not, or is no longer, the file that was listed."""
+    damage, Refused for an unreadable control batch, or if the file is not, or is no longer, the file that was listed.
+    """
     reader = SegmentReader(fs)
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         yield from _chunks(reader, piece)
@@ -221,8 +222,8 @@ def _refuse_below_segment(chunk: Chunk, piece: LogSlice) -> None:
 
 def records(fs: FileSystem, piece: LogSlice) -> Iterator[RecordTable]:
     """Yield the wanted data records, some thousands at a time; a table is valid until the next table is requested.
-    Raises the same errors as `batches`, and CorruptLog if the transaction index lacks a transaction that was aborted.
-    """
+    Raises the same errors as `batches` and `BlockOpener.open_rows`, and CorruptLog if the transaction index lacks an
+    aborted transaction that has data in the chunk of its marker."""
     reader, scanner = SegmentReader(fs), RecordScanner()
     with unchanged(fs, piece.partition_path, (piece.segment,), is_last=piece.is_last):
         for chunk in _chunks(reader, piece):

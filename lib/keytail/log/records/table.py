@@ -1,6 +1,6 @@
-"""Presents the records of opened batches as columns: numbers as views; keys, values and headers as copies, on request.
+"""Presents the records of batches as columns: numbers as arrays; keys, values and headers as copies, on request.
 
-Shared by dump, export and the Spark source. A table refers to the buffers of a chunk, which the next chunk overwrites.
+A table refers to the reused buffers of a chunk, an opener and a scanner, which later chunks or portions overwrite.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Caches the names in a partition directory while segments are replaced: listed once, then updated with every change.
+"""Caches the names in a partition directory while segments are replaced: updated with every change of these modules,
+and listed again only after other changes.
 
 If the directory were listed for each replacement, the time of a run would grow with the square of the number of
 segments.
@@ -22,7 +23,7 @@ class Directory:
     """A partition directory and the names in it. During replacements only this object changes names, in one thread.
 
     Call `refresh` before and `keep` after each replacement; do not use the object after an error. `refresh` raises
-    Refused for a file with a Kafka name that is not regular, or with a name with which no broker starts.
+    Refused for a file with a Kafka or keytail name that is not regular, or with a `fatal` name (format/names.py).
     """
 
     def __init__(self, fs: FileSystem, path: str) -> None:
@@ -34,8 +35,8 @@ class Directory:
         self._bases: list[int] = []  # base offsets of live `.log` files, ascending
 
     def refresh(self) -> None:
-        """List the directory again if something else has changed it since `keep`."""
-        changed_ns = self.fs.stat(self.path).mtime_ns  # read before the listing, to detect a change during it
+        """List the directory, unless its modification time shows that nothing has changed it since `keep`."""
+        changed_ns = self.fs.stat(self.path).mtime_ns  # before the listing: a change during it counts as a later one
         if changed_ns == self._changed_ns:
             return
         files = named_files(self.fs, self.path)
@@ -46,7 +47,7 @@ class Directory:
         self._changed_ns = changed_ns
 
     def keep(self) -> None:
-        """Mark the cached names as the current names in the directory."""
+        """Declare that the cached names are those in the directory now."""
         self._changed_ns = self.fs.stat(self.path).mtime_ns
 
     def __contains__(self, name: str) -> bool:
@@ -61,7 +62,7 @@ class Directory:
         return tuple(self._bases[bisect_left(self._bases, first) : bisect_right(self._bases, last)])
 
     def base_above(self, base: int) -> int | None:
-        """Return the base offset of the next segment, or None."""
+        """Return the base offset of the first segment above `base`, or None."""
         at = bisect_right(self._bases, base)
         return self._bases[at] if at < len(self._bases) else None
 
@@ -79,7 +80,7 @@ class Directory:
         self._add(target)
 
     def copy(self, source: str, target: str) -> None:
-        """Replace `target` by a copy of the small file `source`, with its mtime. Only the contents are durable."""
+        """Replace `target` by a copy of the small file `source`, with its mtime. The name is not made durable."""
         origin = os.path.join(self.path, source)
         data, like = self.fs.read_bytes(origin, whole=True), self.fs.stat(origin)
         temporary = os.path.join(self.path, names.scratch_of(target, "copy", "0"))
@@ -97,7 +98,7 @@ class Directory:
         return self.fs.stat(os.path.join(self.path, name))
 
     def size(self, name: str) -> int:
-        """Return the size in bytes; 0 if the file does not exist."""
+        """Return the size of a file in bytes; 0 if its name is not cached."""
         return self.stat(name).size_bytes if name in self else 0
 
     def unlink(self, name: str, unlink: Callable[[str], None] | None = None) -> None:
@@ -133,8 +134,8 @@ def _is_live_log(file: FileName) -> bool:
 
 
 def named_files(fs: FileSystem, path: str) -> list[FileName]:
-    """Return the files of the directory, sorted by name. Raises Refused for a file with a Kafka or keytail name that
-    is not a regular file."""
+    """Return the parsed names in the directory, sorted. Raises Refused for a Kafka or keytail name of something that is
+    not a regular file."""
     found = []
     for entry in sorted(fs.scan(path), key=lambda e: e.name):
         parsed = names.parse_file_name(entry.name)

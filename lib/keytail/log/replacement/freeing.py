@@ -2,7 +2,7 @@
 
 An unlinked file keeps its blocks and pages as long as it is open. Freeing a gigabyte of cached pages takes a fifth of a
 second, during which the next group can be replaced. Names on disk change in the same order as without a thread. Small
-files are freed at once: a thread would not save time.
+files, and files that cannot be opened, are freed at once: for a small file, a thread would not save time.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from keytail.log.replacement.swap import NEEDED, finish
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A committed replacement that recovery finishes: the base offsets of its `.log.swap` files, and the end of its
-    offset range.
-    """
+    """A committed replacement that recovery finishes: the base offsets of its `.log.swap` files, and the highest next
+    offset of these files."""
 
     bases: tuple[int, ...]
     end: int
@@ -35,10 +34,12 @@ def recover(fs: FileSystem, partition_path: str, keep: Collection[str] = ()) -> 
     taken.
 
     Scratch files of all runs are removed, except `keep`, so recovery must precede the tasks that write such files.
-    Every `.swap` that a `.cleaned` file makes void is removed; every other `.swap` gets its final name, then `.deleted`
-    files are removed. If this process is killed at any moment, recovery can be run again. Raises Refused or CorruptLog,
-    before anything is changed, if a broker would lose data or not start; and LockLost, with nothing changed, if this
-    process no longer holds the lock of the log dir.
+    Every `.cleaned` file is removed, after every `.swap` that it makes void. Every other `.swap` gets its final name,
+    except index files without a log, of an incomplete set, or of a log whose indexes a broker has rebuilt, which are
+    removed; then `.deleted` files are removed. If this process is killed at any moment, recovery can be run again.
+    Raises Refused or CorruptLog, before anything is changed, if a broker would lose data or not start correctly, or if
+    something with a Kafka or keytail name is not a regular file; and LockLost, with nothing changed, if the lock of the
+    log dir is lost.
     """
     refuse_lost(fs, partition_path)
     files = named_files(fs, partition_path)
@@ -70,8 +71,8 @@ def remove_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str]
 
 
 def remove_lost_scratch(fs: FileSystem, path: str, run_id: str, keep: Collection[str] = ()) -> int:
-    """Remove the scratch files of a run as `remove_scratch` does, after tasks were lost or stopped; return the number
-    of removed files. Errors are suppressed, because the next run removes the files."""
+    """Remove the scratch files of a run as `remove_scratch` does, after tasks were lost or stopped. Return the number
+    of removed files, or 0 after OSError or LockLost, which are suppressed: the next run removes the files."""
     with contextlib.suppress(OSError, LockLost):
         return remove_scratch(fs, path, run_id, keep)
     return 0
@@ -111,8 +112,8 @@ def _void(files: list[FileName]) -> set[str]:
 def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
     """Return the replacements to finish, in ascending order.
 
-    Each replacement is finished within its own offset range. A broker treats all `.log.swap` files as one range and
-    deletes all other segments in that range, which is correct only for the outputs of one replacement.
+    Each replacement is finished within its own offset range. A broker from 3.0 on treats all `.log.swap` files as one
+    range and deletes all other segments in that range, which is correct only for the outputs of one replacement.
     """
     found: list[_Left] = []
     live, deleted, void = logs(files, "live"), logs(files, "deleted"), _void(files)
@@ -123,7 +124,7 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
         assert base is not None
         end = _swap_end(fs, path, base)
         # An output whose base offset is neither live nor deleted continues the previous output. Any other output begins
-        # at its first source, which exists until the output has its final name.
+        # where its first source begins, or already has its final name and can be finished by itself.
         if found and base not in live and base not in deleted:
             _refuse_half_renamed(path, live, deleted, found[-1], base)
             found[-1] = _Left((*found[-1].bases, base), max(found[-1].end, end))
@@ -133,8 +134,8 @@ def _committed(fs: FileSystem, path: str, files: list[FileName]) -> list[_Left]:
 
 
 def _refuse_half_renamed(path: str, live: set[int], deleted: set[int], before: _Left, base: int) -> None:
-    """Raise Refused if a broker was killed while it renamed outputs. A broker renames outputs in any order, so an
-    output with its final name may look like a source between two outputs."""
+    """Raise Refused if a broker may have been killed while it renamed outputs. A broker renames outputs in any order,
+    so an output with its final name may look like a source between two outputs."""
     first = before.bases[0]
     between = [log for log in live if before.end <= log < base]
     if between and first not in live and first not in deleted:
@@ -164,9 +165,9 @@ def _swap_end(fs: FileSystem, path: str, base: int) -> int:
 
 
 def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
-    """Remove void `.swap` files, durably, before the `.cleaned` file that makes them void. The `.log.swap` files are
-    removed last, because a broker before 3.0 removes other `.swap` files only together with the `.log.swap`. Return a
-    sentence for each action."""
+    """Remove the void `.swap` files, durably, then all `.cleaned` files, which make them void. Of the `.swap` files,
+    the `.log.swap` are removed last, because a broker before 3.0 removes the others only together with the `.log.swap`.
+    Return a sentence for each action."""
     done = []
     void = [file for file in files if file.name in _void(files)]
     for part in ([f for f in void if f.suffix != names.LOG], [f for f in void if f.suffix == names.LOG]):
@@ -185,7 +186,7 @@ def _discard(fs: FileSystem, path: str, files: list[FileName]) -> list[str]:
 
 
 def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
-    """Replace everything in the offset range by its `.log.swap` files; return a sentence for each action."""
+    """Replace the segments in the offset range of `left` by its outputs; return a sentence for each action."""
     files = named_files(fs, path)
     present = {file.name for file in files}
     final = [names.segment_file(base, names.LOG) for base in left.bases]
@@ -215,9 +216,9 @@ def _finish_left(fs: FileSystem, path: str, left: _Left) -> list[str]:
 
 
 def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
-    """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. Index files without a log
-    are removed, and so are indexes that a broker before 3.0 has rebuilt: they may not match the current log. Return a
-    sentence for each action."""
+    """Rename `.swap` files of indexes whose log already has its final name, and of snapshots. The `.swap` files of
+    indexes without a log are removed, and also those of a log whose indexes a broker before 3.0 has rebuilt: they may
+    not match the current log. Return a sentence for each action."""
     done = []
     files = named_files(fs, path)
     present = {file.name for file in files}
@@ -248,7 +249,8 @@ def _finish_lone_indexes(fs: FileSystem, path: str) -> list[str]:
 
 
 def _sweep(fs: FileSystem, path: str) -> list[str]:
-    """Remove `.deleted` files, after the index files and snapshots of their segments; return a sentence for each."""
+    """Remove `.deleted` files, after the live index files and snapshots of removed segments; return a sentence for
+    each."""
     done = []
     files = named_files(fs, path)
     live = logs(files, "live")

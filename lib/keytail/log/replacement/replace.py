@@ -1,7 +1,7 @@
 """Replaces a group's source segments by its finished outputs.
 
-At any instant a broker that starts, and `recover`, find either all sources or all outputs; log/SWAP.md lists the states
-on disk. The caller holds the locks, and has proven that the outputs are correct.
+At any instant a broker that starts, and `recover`, find either all sources or all outputs of each part of the group;
+log/SWAP.md lists the states on disk. The caller holds the locks, and has proven that the outputs are correct.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def commit_group(
     """Replace the sources of `group` by its outputs. Unlinking the guard (SWAP.md) is the commit.
 
     An output after the first that has the base offset of a source begins a new part. The parts are committed one after
-    the other, each with all its outputs at once. The scratch files must be durable and proven. Raises KeytailError or
-    Refused, before anything is changed, if the directory or a scratch file is not as expected; and, before the next
-    part begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink`
-    removes the `.deleted` files of sources; by default the `unlink` of `fs` does. For many groups of one partition,
-    pass the same `directory`, which is listed for the first group only.
+    the other, each with all its outputs at once. The scratch files must be durable and proven. Raises KeytailError,
+    before anything is changed, if the directory or a scratch file is not as expected; and LockLost, before a part
+    begins, if the lock of the log dir is lost. A later OSError leaves a state that `recover` resolves. `unlink` removes
+    the `.deleted` files of sources; by default the `unlink` of `fs` does. For many groups of one partition, pass the
+    same `directory`, which is listed again only if something else has changed it.
     """
     directory = directory or Directory(fs, partition_path)
     ends = _check_before(directory, group)
@@ -132,7 +132,7 @@ def _commit_part(
 
 
 def _check_before(directory: Directory, group: GroupOutput) -> dict[int, int]:
-    """Check all preconditions, and return the next offset of each output by its base offset.
+    """Check all preconditions except the lock, and return the next offset of each output by its base offset.
 
     Called before the guard is created, after which only a recovery can undo the replacement.
     """
@@ -200,7 +200,8 @@ def _refuse_gaps(fs: FileSystem, path: str, part: GroupOutput, ends: dict[int, i
 
 
 def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> int:
-    """Return the next offset of the output, which must not exceed `below`, the base offset of the next segment."""
+    """Return the next offset of the output. Raises KeytailError if the output does not end with a complete batch, or
+    not below `below`, the base offset of the next segment."""
     by_suffix = _check_files(fs, path, out)
     log_path = os.path.join(path, by_suffix[names.LOG].name)
     end = log_end(fs, log_path, out.base_offset, os.path.join(path, by_suffix[names.INDEX].name))
@@ -216,7 +217,8 @@ def _check_output(fs: FileSystem, path: str, out: OutputSegment, below: int) -> 
 
 
 def _check_files(fs: FileSystem, path: str, out: OutputSegment) -> dict[str, CleanFile]:
-    """Return the output's files by suffix; all must exist, with the size that their task reported."""
+    """Return the output's files by suffix. Raises KeytailError if a file that every output has is missing, or if a size
+    is not the one that the task reported."""
     by_suffix = {file.suffix: file for file in out.files}
     missing = [suffix for suffix in NEEDED if suffix not in by_suffix]
     if missing:

@@ -20,10 +20,11 @@ def finish(
     replaced: Iterable[int],
     unlink: Callable[[str], None] | None = None,
 ) -> None:
-    """Complete a replacement whose `.log.swap` files are committed; `replaced` are the base offsets of the sources.
+    """Complete a replacement whose `.swap` files are committed; `outputs` and `replaced` are the base offsets of the
+    outputs and the sources, `end` is the highest next offset of the outputs.
 
     A recovery by a broker or by keytail knows only the outputs, and retains sources at or above `end`. Therefore
-    sources at or above `end` are removed in ascending order, one by one: a tombstone in a later source must not be
+    sources at or above `end` are set aside in ascending order, one by one: a tombstone in a later source must not be
     removed before the records that it deletes.
     """
     bases = sorted({*outputs, *replaced})
@@ -73,12 +74,12 @@ def set_aside(directory: Directory, base: int, suffixes: Iterable[str]) -> None:
 
 
 def _link_final_names(directory: Directory, outputs: Sequence[int]) -> bool:
-    """Give each output its final names beside its `.swap` names, by hard links, durably. Return False, with nothing
-    changed, on a file system without hard links.
+    """Give each output its final names beside its `.swap` names, by hard links or copies, durably. Return False, with
+    nothing changed, if a hard link cannot be created (NO_LINKS).
 
     A broker that finds both names removes the final names within the offset range of the outputs and renames the
-    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. Files outside of that range
-    are copied, because renaming a link to a file over another link to it has no effect.
+    `.swap` files. Files of an empty output, and snapshots, may be outside of that range. These files are copied,
+    because renaming a link to a file over another link to it has no effect.
     """
     given: list[str] = []
     for file in _swap_files(directory, outputs):
