@@ -1,4 +1,4 @@
-"""Defines the result row of commands that change partitions: how a partition was changed, or why it was not.
+"""Defines the result row of plans and of commands that change partitions: how a partition is changed, or why it is not.
 
 Rows are plain values; the modules in cli/ print them.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
 # The status of a partition that a run did not begin, because of its deadline or a signal. The statuses "not-begun" and
-# "skipped" are not failures.
+# "skipped" are failures only for partitions that the user named.
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
@@ -22,7 +22,7 @@ _LEFT = ("skipped", NOT_BEGUN)
 
 
 class OfPartition:
-    """The base class of all rows that describe one partition."""
+    """A base class of rows that describe one partition."""
 
     __slots__ = ()
     topic: str
@@ -118,7 +118,8 @@ class ResultRow(Recorded):
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:
-        """Return this row with the given status and error, and with the numbers of a partition that was not changed."""
+        """Return this row with the given status and error, and with the segments, bytes and records from before the
+        run as those after it."""
         return replace(
             self,
             status=status,

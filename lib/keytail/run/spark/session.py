@@ -53,8 +53,8 @@ def local_session(
     with `local[...]`, ports are bound to 127.0.0.1. `rows_in_jvm` is True if the JVM processes records: then the
     JVM is configured for throughput instead of a quick start.
 
-    The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
-    process already has a JVM, that JVM is used.
+    The JVM keeps its files in private directories, which are removed by `end_jvm` or at the end of this process. If
+    this process already has a JVM, that JVM is used. Raises KeytailError if Spark cannot be started.
     """
     require_java()
     refuse_unreachable(master)
