@@ -94,7 +94,7 @@ class Cluster:
         )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
-        """Raise Refused if a broker that starts would rename the partition's directory, because it is stray."""
+        """Raise Refused if the partition's directory is stray by the metadata: a broker that starts would rename it."""
         if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)

@@ -55,7 +55,7 @@ class Configuration:
     )
 
     def of(self, topic: str) -> Resolved:
-        """Return the effective settings of `topic`. Raises Refused if settings contradict each other."""
+        """Return the effective settings of `topic`. Raises Refused if settings are invalid or contradict each other."""
         return self.for_compaction(topic)[0]
 
     def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:

@@ -179,10 +179,10 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return (partitions, status, reason) of each group of rows with equal reasons, most serious first.
+    """Return (partitions, status, reason) of each group of rows with equal statuses and reasons, most serious first.
 
     Reasons that differ only in numbers and in the partition's own name count as equal, and the reason with the largest
-    numbers is returned. Reasons of failures must also have equal numbers, which are places in files.
+    numbers is returned. Reasons of failures must be identical, because their numbers are places in files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
