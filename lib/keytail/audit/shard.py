@@ -83,8 +83,8 @@ class Examples:
 def compare(
     fs: FileSystem, task: AuditTask, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
 ) -> ShardFindings:
-    """Return the findings of one shard. `cells` are in this order: gaps, events, offsets, then the records of each
-    replica by offset."""
+    """Return the findings of one shard. `cells` are in this order: gaps, events, places, entries; places and entries
+    are those of each replica by offset."""
     replicas = len(task.replicas)
     found = ShardFindings([0] * replicas, [0] * replicas)
     events: list[np.ndarray] = []
@@ -210,7 +210,8 @@ class _Shard:
             self.found.first_removable.append(offset)
 
     def explain(self) -> None:
-        """Find the reason for each missing record; records without a reason are lost."""
+        """Find the reason for each missing record, unless this needs the facts of all shards; records without a reason
+        are lost."""
         n = len(self.missing_at)
         if n == 0:
             return
