@@ -119,7 +119,7 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
 
 def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
     """Return the number of entries before the first entry that does not ascend in both columns or has a negative
-    value."""
+    value; add a finding about that entry."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():
