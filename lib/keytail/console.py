@@ -103,7 +103,7 @@ def divided(line: str, width: int, indent: int) -> list[str]:
 
 
 def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
-    """Yield the positions at which `divided` divides a line."""
+    """Yield the indexes of the characters before which `divided` divides a line."""
     from rich.cells import cell_len  # noqa: PLC0415 (most messages are not for a terminal)
 
     first = 0

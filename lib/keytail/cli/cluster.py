@@ -16,6 +16,7 @@ from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionEntry
 
+# A metadata log is old, or stale, if it ends more than this time before the run, or before the latest appended data.
 OLD_MS = 3_600_000
 _MAX_NAMED = 10
 GIVE_SETTINGS = (

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
-_MAX_RESOLVED = 64
+_MAX_RESOLVED = 64  # maximum number of topics whose settings are cached
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_re
 
 # The width, in characters, of output to a file or a log, which has no terminal's width: enough for a row.
 _PLAIN_WIDTH = 160
-MAX_DRAWN = 1000
+MAX_DRAWN = 1000  # maximum number of rows or messages that are printed with styles, or as indented JSON
 _MAX_NAMED = 3  # maximum number of partitions that are named for one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes

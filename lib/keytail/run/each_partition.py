@@ -1,5 +1,5 @@
-"""Calls a function for each chosen partition: for many local partitions in child processes of the main thread,
-otherwise in this process.
+"""Calls a function for each chosen partition: in child processes if there are many partitions, the caller is the main
+thread, and the file system is LOCAL; otherwise in this process.
 
 Listing a partition takes as much CPU time as disk time, so threads of one process would wait for each other. On network
 storage, processes mostly wait for the storage, so more processes than cores run at a time.

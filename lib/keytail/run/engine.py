@@ -1,7 +1,7 @@
 """Defines the protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or
 this process.
 
-Drivers and commands use only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
+The code of commands uses only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
 session from the engine.
 """
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
     @property
     def concurrent_tasks(self) -> int:
-        """The number of tasks that run at a time on one host or, on a cluster, in one executor."""
+        """The number of tasks that run at a time on one host or, on a Spark cluster, in one executor."""
 
     @property
     def parallel_tasks(self) -> int:

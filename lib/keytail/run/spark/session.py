@@ -115,7 +115,7 @@ def session_of_run(
     stopped when the stack `run` is closed, unless other code of this process (such as a notebook) has started it.
     Raises KeytailError if no worker of a standalone cluster is large enough for an executor.
 
-    Every submitted job must call this function, because a cluster marks an application without a session as failed. If
+    Every submitted job must call this function: a Spark cluster marks an application without a session as failed. If
     the session ends during the run, the resulting errors are replaced by SparkEnded, or by the signal that accompanies
     the end. Errors that a signal caused are replaced by the signal. Workers compile the kernels of the command
     `kernels` before their first task.
