@@ -1,7 +1,7 @@
 """Prints messages on standard error: lines for people or JSON objects for programs, all or only warnings and errors.
 
-Only rows are written to standard output. Modules call `print_message`, or `OutputStyle.line` for lines that they print
-themselves. A run continues if standard error cannot be written.
+Only rows are written to standard output; all other modules print messages with `print_message`. A run continues if
+standard error cannot be written.
 """
 
 from __future__ import annotations

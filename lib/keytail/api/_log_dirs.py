@@ -110,7 +110,7 @@ class LogDirs:
         return selected
 
     def partitions(self) -> list[Partition]:
-        """Return the selected partitions, in the order of the log dirs and of their names."""
+        """Return the selected partitions, in the order of the log dirs and, in each, of the directories' names."""
 
         def listed() -> list[Partition]:
             chosen = select_partitions(LOCAL, self._filter).partitions

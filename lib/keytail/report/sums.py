@@ -137,7 +137,7 @@ def _about_repack(report: Report) -> str:
 
 
 def _about_change(report: Report) -> str:
-    """Return the sentence about the result of `compact` or of a plan."""
+    """Return the sentence about the result of `compact`, of a plan, or of any command without another summary."""
     found = report.partitions
     everything = count(len(found), "partition")
     due = [item for item in found if item.status == "would-compact"]

@@ -46,9 +46,9 @@ class RowOfPartition(OfPartition):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
-    between `low` and `high` for at least 95 of 100 partitions, and the number in the row is between them, too. After a
-    measurement, all three numbers are equal."""
+    """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, a true number is
+    within its bounds (`..._low`, `..._high`) for at least 95 of 100 partitions, and the estimated number is, too. After
+    a measurement, both bounds are equal to the number."""
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
     reclaimed_bytes: Annotated[int, "`bytes_before` minus `bytes_after`"]
