@@ -95,7 +95,7 @@ class Cluster:
         )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
-        """Raise Refused if the partition's directory is stray by the metadata: a broker that starts would rename it."""
+        """Raise Refused if the metadata shows that the partition's directory is stray: a starting broker renames it."""
         if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)

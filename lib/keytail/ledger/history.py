@@ -1,4 +1,4 @@
-"""Reads the results of runs from a ledger. No log dir is read.
+"""Reads the results of runs from a ledger, and maintains the ledger. No log dir is read.
 
 An intent without an outcome is reported as `interrupted`: its run was killed, or is still running.
 """

@@ -113,7 +113,7 @@ def session_of_run(
 ) -> SparkEngine:
     """Return the engine of spark-submit's session (`submitted`), or of a `local_session` on `master`. The session is
     stopped when the stack `run` is closed, unless other code of this process (such as a notebook) has started it.
-    Raises KeytailError if no worker of a standalone cluster is large enough for an executor.
+    Raises KeytailError if Spark does not start, or no worker of a standalone cluster is large enough for an executor.
 
     Every submitted job must call this function: a Spark cluster marks an application without a session as failed. If
     the session ends during the run, the resulting errors are replaced by SparkEnded, or by the signal that accompanies
