@@ -199,7 +199,7 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 
 
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Possibilities]:
-    """Return a broker's dynamic settings, by the names in `keys.py`: a topic's default has the name of its setting.
+    """Return a broker's dynamic settings, by the names in `keys.py`: defaults of topics have the topic setting's name.
 
     Of several names with the same meaning, Kafka allows only the name with the highest precedence to be set
     dynamically.
@@ -221,7 +221,8 @@ def from_broker(
     needed: Collection[str] = USED,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Setting]:
-    """Return the settings in a broker's file, by the names in `keys.py`: a topic's default has the name of its setting.
+    """Return the settings in a broker's file, by the names in `keys.py`: defaults of topics have the topic setting's
+    name.
 
     `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
     setting is invalid, or refers to a config provider. Other settings with such a fault are ignored, and `on_note` is

@@ -165,8 +165,8 @@ class Recording:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """Return the rows with `recorded` set to whether the ledger lacks no result. Call this method after the run
-        has tried to write its outcome."""
+        """Return the rows with `recorded` set: False if the ledger lacks a result (`lost`). Call this method after the
+        run has tried to write its outcome."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 

@@ -82,7 +82,8 @@ class BatchWalk:
 
     @property
     def has_invalid_batch(self) -> bool:
-        """Whether an invalid batch was found, or a segment was not read to its end; later batches are not passed on."""
+        """Whether an invalid batch was found, or a segment, except the active one of a running broker, was not read to
+        its end; later batches are not passed on."""
         return bool(self._state[columns.SPOILED])
 
     @property

@@ -73,8 +73,8 @@ class Scope:
         return base == self.bases[-1]
 
     def is_recovered(self, base: int) -> bool:
-        """Return whether a starting broker recovers the segment, that is, checks its batches and rebuilds its indexes,
-        after an unclean shutdown."""
+        """Return whether a starting broker recovers the segment after an unclean shutdown, that is, checks its batches
+        and rebuilds its indexes; False if a broker may be running."""
         if self.claims.clean_shutdown or self.live:
             return False
         behind = next((other for other in self.bases if other > base), None)

@@ -65,7 +65,7 @@ IVY_NOISE = re.compile(
 @as_caller()
 def session_settings(jars: str | None, *packages: str, place: str | None = None) -> dict[str, str]:
     """Return the settings for a session that keytail starts itself, and that accesses tables at `place`. `jars` is a
-    folder with Delta's jars and all others that are needed; if it is None, they are among Spark's own or come from
+    folder with Delta's jars and all others that Spark lacks; if it is None, they are among Spark's own or come from
     Maven, as do additional `packages`. Raises UsageProblem if the folder lacks jars."""
     connector = connector_for(place)
     found = _from_folder(jars, connector) if jars else _from_maven(packages, connector)
