@@ -1,7 +1,7 @@
 """Prints messages on standard error: lines for people or JSON objects for programs, all or only warnings and errors.
 
-Only rows are written to standard output. Modules call `print_message`, or `OutputStyle.line` for lines that they print
-themselves. A run continues if standard error cannot be written.
+Only rows are written to standard output; all other modules print messages with `print_message`. A run continues if
+standard error cannot be written.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class OutputStyle:
         return level != "info" or not self.quiet
 
     def line(self, text: str, level: Level, now: datetime.datetime, **facts: Any) -> str:
-        """Return one line, without its line end. `facts` are fields of the JSON object, whose values `text` contains,
-        too."""
+        """Return the message without its last line end; as JSON, it is one line. `facts` are fields of the JSON object,
+        whose values `text` contains, too."""
         if not self.as_json:
             return "\n".join(map(visible, text.split("\n")))
         if slugs := slugs_of(text):
@@ -66,7 +66,7 @@ def set_output_style(how: OutputStyle) -> None:
 
 
 def print_message(text: str, level: Level = "info", **facts: Any) -> None:
-    """Print a line on standard error, if the output style of this run allows it."""
+    """Print a message on standard error, if the output style of this run allows it."""
     how = output_style()
     if how.prints(level):
         line, stream = how.line(text, level, datetime.datetime.now(datetime.UTC), **facts), standard_error()
@@ -103,7 +103,7 @@ def divided(line: str, width: int, indent: int) -> list[str]:
 
 
 def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
-    """Yield the positions at which `divided` divides a line."""
+    """Yield the indexes of the characters before which `divided` divides a line."""
     from rich.cells import cell_len  # noqa: PLC0415 (most messages are not for a terminal)
 
     first = 0
@@ -119,7 +119,7 @@ def hanging_indent(line: str) -> str:
 
 
 def standard_error() -> TextIO:
-    """Return standard error as a stream that raises no errors: after a first failure all output is discarded.
+    """Return standard error as a stream that raises no OSError: after a first failure all output is discarded.
 
     The reader of standard error may have ended, its terminal may be closed, or the disk of its file may be full: none
     of this may end a run.
@@ -128,8 +128,8 @@ def standard_error() -> TextIO:
 
 
 class Unfailing:
-    """A stream that suppresses errors and keeps the first one. `problem`, if given, becomes the error of the first
-    write."""
+    """A stream that suppresses each OSError and keeps the first one. `problem`, if given, becomes the error of the
+    first write."""
 
     def __init__(self, stream: TextIO, problem: OSError | None = None) -> None:
         self._stream = stream

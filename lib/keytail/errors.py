@@ -109,7 +109,7 @@ class ErrorText(str):
     """A message about errors, with their slugs: `slugs` contains each slug once, in the order of the text.
 
     Slugs are not parsed from the text, since a file name in it may look like a slug. `+` and `joined` keep the slugs,
-    f-strings lose them.
+    but lose the remedy; f-strings lose both.
     """
 
     slugs: tuple[str, ...]
@@ -218,7 +218,7 @@ class KeytailError(Exception):
         return ErrorText(text, [self.slug]) if text.endswith(f" [{self.slug}]") else refusal(text, slug=self.slug)
 
     def __reduce__(self) -> tuple:
-        # Spark workers send these errors to the driver; the default pickling would lose keyword-only arguments.
+        # Child processes send these errors to the driver; the default pickling would lose keyword-only arguments.
         return (_rebuild, (type(self), self.what, self.path, self.byte_position, self.offset, self.remedy, self.slug))
 
 

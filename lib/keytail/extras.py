@@ -1,6 +1,6 @@
 """Lists the extras of pyproject.toml with their packages, and defines the error for a package that is not installed.
 
-Commands that do not use Spark need none of these packages. A command declares the extras that it needs
+Only the commands and flags that an extra `adds` need its packages. A command declares the extras that a request needs
 (`Command.extras`), which are checked before the command does anything.
 """
 

@@ -37,8 +37,8 @@ class NotAValue(KeytailError):
 
 
 def to_parts(value: Any) -> list[memoryview]:
-    """Return the header and the arrays of `value`. Raises TypeError for a type that cannot be serialized
-    (`_fields`).
+    """Return the header, and the arrays and bytes objects of `value`. Raises TypeError for a type that cannot be
+    serialized (`_fields`).
     """
     writer = _Writer()
     header = {"value": writer.encoded(value), "classes": list(writer.classes.values())}
@@ -89,8 +89,8 @@ def from_bytes(data: Any) -> Any:
 
 
 class _Writer:
-    """Encodes a value. `parts` are the arrays in the value; `classes` has the name and the fields of each class in
-    it."""
+    """Encodes a value. `parts` are the arrays and bytes objects in the value; `classes` has the name and the fields of
+    each class in it."""
 
     def __init__(self) -> None:
         self.parts: list[memoryview] = []

@@ -54,10 +54,10 @@ def open_log_dirs(
 ) -> LogDirs:
     """Open the log dirs of one broker. If no log dirs are given, those in `log.dirs` of the file `config` are opened.
 
-    The other arguments are the flags of the same name, and only affect `describe` and `plan`: `config` is the path of
-    the broker's server.properties, `topic_config` has settings such as `"orders:cleanup.policy=compact"`,
-    `topic_configs` is the path of a file with the settings of many topics. Without these arguments, settings are read
-    from the metadata log in the log dirs.
+    The other arguments are the flags of the same name, and otherwise only affect `describe` and `plan`: `config` is the
+    path of the broker's server.properties, `topic_config` has settings such as `"orders:cleanup.policy=compact"`,
+    `topic_configs` is the path of a file with the settings of many topics. All other settings of topics are read from
+    the metadata log in the log dirs.
 
     Raises UsageProblem if a directory is not a log dir, or a file or a setting cannot be read.
 
@@ -110,7 +110,7 @@ class LogDirs:
         return selected
 
     def partitions(self) -> list[Partition]:
-        """Return the selected partitions, in the order of the log dirs and of their names."""
+        """Return the selected partitions, in the order of the log dirs and, in each, of the directories' names."""
 
         def listed() -> list[Partition]:
             chosen = select_partitions(LOCAL, self._filter).partitions
@@ -231,7 +231,7 @@ class LogDirs:
         The columns are those of the Spark source `kafka-log` (source/SOURCE.md): `key` and `value` (binary), `topic`
         (string), `partition` (int32), `offset` (int64), `timestamp` (timestamp[us, UTC]), `timestampType` (int32), and
         with `include_headers` `headers` (list of struct of `key` and `value`). Only `columns` are read, if given.
-        Control records, and records above the high watermark, are not read.
+        Control records, and records at or above the high watermark, are not read.
 
         `start` is the first position, `end` the first position that is not read. A time stands for the first record at
         or after that time or, if there is no such record, for the end of the partition. With a mapping, each selected
@@ -301,8 +301,8 @@ class LogDirs:
 
 
 def _call(paths: Sequence[str], function: Callable[[], T]) -> T:
-    """Return the result of `function`, which reads the log dirs `paths`. Call it as the owner of the log dirs, and
-    convert errors of the system to KeytailError."""
+    """Return the result of `function`, which reads the log dirs `paths`. Call it as the owner of the log dirs, print
+    only warnings and errors, and convert errors of the system to KeytailError."""
 
     def quietly() -> T:
         set_output_style(OutputStyle(quiet=True))

@@ -1,8 +1,8 @@
 """Serializes audit entries for the shuffle, column by column, each as narrow as its values allow.
 
 Most columns of a cell have one value, or values close to each other; the hashes take most of the bytes. Only the lower
-64 of a key's 128 bits are included, which suffices to distinguish the keys of a shard. `entries` have the layout of
-kernels/audit/entries.py.
+64 bits of a key's hash of 128 bits are included, which suffices to distinguish the keys of a shard. `entries` have the
+layout of kernels/audit/entries.py.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class AuditRow(OfPartition):
 
 
 def exit_status(rows: Sequence[AuditRow], request: Request) -> int:
-    """Return 0 if all partitions are alike or skipped, 3 if some are, 1 if none is. A skipped partition that was named
-    with --partitions is not counted as alike."""
+    """Return 0 if all partitions are alike, absent or skipped, 3 if some are, 1 if none is. A skipped partition that
+    was named with --partitions does not count as one of these."""
     named = request.partition_filter.partitions
     good = [row.status in _GOOD and not (row.status == "skipped" and row.name in named) for row in rows]
     if all(good):

@@ -12,8 +12,8 @@ from keytail.kernels.audit import differences, reasons
 
 MAX_REPLICAS = 62  # maximum number of replicas of a partition: each has one bit of a mask
 
-# Kinds of differences between the records of two replicas at one offset, with different keys and with the same key, in
-# the order of the kernels' numbers.
+# Kinds of differences between two replicas at one offset: PLACES if they have different records there, DIFFERENCES if
+# they have records of the same key; in the order of the kernels' numbers.
 PLACES = ("control", "control-type", "key")
 assert len(PLACES) == differences.PLACE_KINDS
 DIFFERENCES = (

@@ -1,4 +1,4 @@
-"""Implements the first stage of an audit: reads the segments of one replica, and packs the records for shards by key.
+"""Implements the first stage of an audit: reads segments of one replica, and packs their records for shards by key.
 
 Damage does not stop the scan: readable records are compared, and every shard receives the ranges of unreadable offsets.
 """
@@ -23,12 +23,12 @@ from keytail.log.records.scan import RecordScanner
 from keytail.run.shuffle import Cell
 from keytail.values import to_bytes
 
-# The kinds of cells, in the upper bits of a cell's order: ranges of unreadable offsets, events of transactions, offsets
-# with short rows, records.
+# The kinds of cells, in the upper bits of a cell's order: ranges of unreadable offsets (with counts), events of
+# transactions, places (offset and short hash of each record), entries of records.
 GAPS, EVENTS, PLACES, RECORDS = 0, 1, 2, 3
 _KIND_SHIFT, _REPLICA_SHIFT, _SEGMENT_SHIFT = 60, 52, 26
 _ENTRIES_AT_ONCE = 1 << 17  # number of entries that are distributed to shards at a time: 8 MiB, and 8 MiB of results
-PIECE_BYTES = 64 << 20  # bytes per task: starting a Spark task takes as long as scanning 10 MiB
+PIECE_BYTES = 64 << 20  # least bytes of a full piece: starting a Spark task takes as long as scanning 10 MiB
 _MAX_GAPS = 1000  # maximum number of gaps per segment; a segment with more gaps is not read any further
 
 
@@ -56,7 +56,7 @@ class FromAllShards:
 @dataclass(frozen=True)
 class AuditTask:
     """One partition to be audited, for tasks on workers. `spans`: offset ranges in which shards search for records that
-    replicas have in common. `from_all` is set only in a second pass."""
+    replicas have in common. `from_all` is set only if the stages run a second time."""
 
     topic: str
     partition: int
@@ -191,7 +191,8 @@ class _Scan:
         return replace(chunk, table=table[:rows], raw=chunk.raw[: int(table["position"][rows]) - chunk.position])
 
     def _resume_position(self, damage: CorruptLog, position: int, last: int) -> int | None:
-        """Add a gap; return the byte position after the damaged batch, or None if no valid batch begins there."""
+        """Add a gap, unless the damage is the incomplete end of the active segment. Return the byte position after the
+        damaged batch, or None if the rest of the segment is not read."""
         at = damage.byte_position if damage.byte_position is not None else position
         end_offset = self._next_base if self._next_base is not None else self._log.log_end_offset
         if self._next_base is None and last + 1 >= self._log.log_end_offset:
@@ -286,7 +287,7 @@ class _Scan:
 
     def _events(self, chunk: Chunk) -> Iterator[Cell]:
         """Yield cells with the markers and the transactional data batches that have records, for shards by producer."""
-        if self._task.from_all is not None:  # the first pass has collected the events
+        if self._task.from_all is not None:  # the first run of the stages has collected the events
             return
         table = chunk.table
         control = (table["attributes"] & CONTROL) != 0

@@ -1,7 +1,7 @@
 """Implements the second stage of an audit: compares one shard of keys of all replicas, and explains missing records.
 
 A record's key determines its shard, so the shard also has the records that supersede or delete the record. A shard also
-has the transactions of some of the producers.
+has the transactions of some of the producers, and the places (audit/scan.py) of some of the offsets.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from keytail.kernels.audit import differences, entries, reasons
 from keytail.log.fs import FileSystem
 from keytail.values import from_bytes
 
-MAX_LOST = 1 << 16  # maximum number of lost records of a shard that are reported one by one
+MAX_LOST = 1 << 16  # maximum number of lost records, and of offsets with different records, that a shard reports
 _TRANSACTION_KINDS = ("decided-otherwise", "marker-lost", "marker-early")
 _NO_MARKERS = np.empty((0, 3), np.int64)
 
 
 @dataclass
 class ShardFindings:
-    """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's words.
+    """The findings of one shard. `lost`: offset, mask of the replicas that lack the record, and the record's entry.
     `elsewhere`: examples of offsets at which replicas have different records. `in_span`: for each of the spans of
     AuditTask, whether replicas have a common record in the span. `records`, `shown` and `first_removable` are by
     replica, `shown` and `first_removable` as in `cleaning_limits`; `first_removable` follows from the records of this
@@ -83,8 +83,8 @@ class Examples:
 def compare(
     fs: FileSystem, task: AuditTask, shard: int, cells: Iterable[tuple[int, Any]], attempt: str
 ) -> ShardFindings:
-    """Return the findings of one shard. `cells` are in this order: gaps, events, offsets, then the records of each
-    replica by offset."""
+    """Return the findings of one shard. `cells` are in this order: gaps, events, places, entries; places and entries
+    are those of each replica by offset."""
     replicas = len(task.replicas)
     found = ShardFindings([0] * replicas, [0] * replicas)
     events: list[np.ndarray] = []
@@ -210,7 +210,8 @@ class _Shard:
             self.found.first_removable.append(offset)
 
     def explain(self) -> None:
-        """Find the reason for each missing record; records without a reason are lost."""
+        """Find the reason for each missing record, unless this needs the facts of all shards; records without a reason
+        are lost."""
         n = len(self.missing_at)
         if n == 0:
             return
@@ -299,7 +300,7 @@ def _names(task: AuditTask, mask: int) -> list[str]:
 
 
 def record_of(words: list[int]) -> dict[str, Any]:
-    """Return the reported fields of a record, from its words."""
+    """Return the reported fields of a record, from the words of its entry (kernels/audit/entries.py)."""
     what, epochs = words[entries.WHAT], words[entries.EPOCHS]
     sequence = epochs & 0xFFFFFFFF
     producer_epoch = what >> 16 & 0xFFFF

@@ -1,6 +1,6 @@
 """Runs the stages of one audit: scan the segments, compare and explain shards of keys, combine the findings.
 
-The stages run in this process (`Alone`) or on Spark (`audit/driver.py`). AUDIT.md defines what counts as a difference,
+The stages run in one task (`Alone`) or as Spark jobs (`audit/driver.py`). AUDIT.md defines what counts as a difference,
 and what explains a missing record.
 """
 

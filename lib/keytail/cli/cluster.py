@@ -16,6 +16,7 @@ from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionEntry
 
+# A metadata log is old, or stale, if it ends more than this time before the run, or before the latest appended data.
 OLD_MS = 3_600_000
 _MAX_NAMED = 10
 GIVE_SETTINGS = (
@@ -94,7 +95,7 @@ class Cluster:
         )
 
     def refuse_stray(self, fs: FileSystem, entry: PartitionEntry) -> None:
-        """Raise Refused if a broker that starts would rename the partition's directory, because it is stray."""
+        """Raise Refused if the metadata shows that the partition's directory is stray: a starting broker renames it."""
         if self.metadata is None or entry.topic in self.metadata.uncertain_topics:
             return
         why = self._stray(fs, entry)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 NO_METADATA = "no metadata log here"
 SETTINGS_COMMAND = "kafka-configs.sh --bootstrap-server HOST:PORT --describe --entity-type topics --all"
-_MAX_RESOLVED = 64
+_MAX_RESOLVED = 64  # maximum number of topics whose settings are cached
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Configuration:
     )
 
     def of(self, topic: str) -> Resolved:
-        """Return the effective settings of `topic`. Raises Refused if settings contradict each other."""
+        """Return the effective settings of `topic`. Raises Refused if settings are invalid or contradict each other."""
         return self.for_compaction(topic)[0]
 
     def for_compaction(self, topic: str) -> tuple[Resolved, CompactionConfig]:

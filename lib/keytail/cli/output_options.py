@@ -56,7 +56,7 @@ class MessageFlags:
     )] = "text"
 
     def apply(self) -> None:
-        """Set the output style of this process. Raises UsageProblem if the flags contradict each other."""
+        """Set the output style of this run. Raises UsageProblem if the flags contradict each other."""
         set_output_style(OutputStyle(self.quiet and not self.verbose, self.verbose, self.log_format == "json"))
         if self.quiet and self.verbose:
             raise UsageProblem(

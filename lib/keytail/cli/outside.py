@@ -37,7 +37,8 @@ def refuse_unsuitable(
 def refuse_in_log_dirs(
     fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str, *, may_be_log_dir: bool = False
 ) -> None:
-    """Raise UsageProblem if `path` (absolute, links resolved) is in or above one of `log_dirs`, or in any log dir.
+    """Raise UsageProblem if `path` (absolute, links resolved) is, contains or is in one of `log_dirs`, or if it is or
+    is in any other log dir.
 
     `may_be_log_dir`: the path itself may be another log dir.
     """

@@ -33,8 +33,8 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Maximum number of partitions in a run in which each partition gets a line when it ends. In a larger run, only
-# partitions that failed or took long get a line.
+# Maximum number of partitions in a run without a live view in which each partition gets a line when it ends. In a
+# larger run, only partitions that failed, or are the slowest and took longer than LONG_S, get a line.
 EACH_HAS_A_LINE = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.

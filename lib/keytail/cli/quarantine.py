@@ -129,7 +129,7 @@ def remedies_of(fs: FileSystem, row: Any, places: Sequence[Place]) -> list[str]:
 
 
 def _is_torn_tail(fs: FileSystem, row: Any, places: Sequence[Place]) -> bool:
-    """Return whether all damage is in the last segment, above the recovery point, of a broker that crashed.
+    """Return whether all damage is in the last segment, at or above the recovery point, of a broker that crashed.
 
     Damage whose offset is unknown may be anywhere in the segment.
     """

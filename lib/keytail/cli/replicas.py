@@ -35,8 +35,8 @@ class Replica:
 
 
 def replicas_of(fs: FileSystem, given: Sequence[str], log_dirs: Sequence[str] = ()) -> tuple[Replica, ...]:
-    """Return the replicas that the values of `--replica` name, one broker per value. Raises UsageProblem if a value
-    has no directory, a log dir does not exist or is given twice (also in `log_dirs`), or two replicas share a name.
+    """Return the replicas that the values of `--replica` name, one broker per value. Raises UsageProblem if a value has
+    no directory, a path is not a log dir or is given twice (also in `log_dirs`), or two replicas share a name.
 
     `log_dirs` are the log dirs of the broker that the command works on.
     """

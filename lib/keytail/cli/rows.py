@@ -25,7 +25,7 @@ from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_re
 
 # The width, in characters, of output to a file or a log, which has no terminal's width: enough for a row.
 _PLAIN_WIDTH = 160
-MAX_DRAWN = 1000
+MAX_DRAWN = 1000  # maximum number of rows or messages that are printed with styles, or as indented JSON
 _MAX_NAMED = 3  # maximum number of partitions that are named for one reason
 _NUMBER = re.compile(r"\d[\d.,]*")
 human_bytes = sizes.human_bytes
@@ -179,10 +179,10 @@ def print_reasons(reasons: Sequence[tuple[str, str, str]]) -> None:
 
 
 def _grouped(reasons: Sequence[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return (partitions, status, reason) of each group of rows with equal reasons, most serious first.
+    """Return (partitions, status, reason) of each group of rows with equal statuses and reasons, most serious first.
 
     Reasons that differ only in numbers and in the partition's own name count as equal, and the reason with the largest
-    numbers is returned. Reasons of failures must also have equal numbers, which are places in files.
+    numbers is returned. Reasons of failures must be identical, because their numbers are places in files.
     """
     order = {"failed": 0, "not done": 1}
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}

@@ -1,7 +1,7 @@
 """Selects the partitions for a command, by flags and listings.
 
-The code reads listings, checkpoints and index tails of the log dirs, and the broker's file, and only decides whether a
-partition is selected. A selection that matches nothing is an error, since it is usually a typing mistake.
+The code reads listings and checkpoints of the log dirs, and only decides whether a partition is selected. A selection
+that matches nothing is an error, since it is usually a typing mistake.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class PartitionFilter:
 
 
 def chosen_log_dirs(given: Sequence[str], configuration: Configuration) -> tuple[str, ...]:
-    """Return the log dirs in `--log-dirs` or, without that flag, in the broker's file, as absolute paths."""
+    """Return the log dirs in `--log-dirs` or, without that flag, in the broker's file, as absolute paths. Raises
+    UsageProblem if there are none."""
     paths = tuple(given) or log_dirs_of(configuration.broker)
     if not paths:
         raise UsageProblem(
@@ -107,8 +108,8 @@ class SelectedPartitions:
 
 
 def select_partitions(fs: FileSystem, partition_filter: PartitionFilter) -> SelectedPartitions:
-    """List the log dirs and select partitions. Raises UsageProblem if a named topic or partition does not
-    exist, or no topic matches a pattern."""
+    """List the log dirs and select partitions. Raises UsageProblem if a path is not a log dir, a named topic or
+    partition does not exist, a pattern is invalid or matches no topic, or no partition matches all flags together."""
     _check_patterns(partition_filter)
     from keytail.log.log_dirs import survey_log_dirs  # noqa: PLC0415 (--help needs no log code)
     from keytail.run.each_partition import uncollected  # noqa: PLC0415 (--help needs no log code)

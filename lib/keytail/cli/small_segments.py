@@ -37,8 +37,8 @@ def _found(configuration: Configuration) -> Iterator[str]:
 
 
 def _candidates(configuration: Configuration) -> set[str]:
-    """Return topics with a small value in any layer. Usually there are no such topics, so that few topics are
-    resolved."""
+    """Return topics with a small value in the metadata log or a file, or with any value on the command line. Usually
+    there are no such topics, so that few topics are resolved."""
     cluster = configuration.cluster.metadata if configuration.cluster is not None else None
     topics: set[str] = set()
     if cluster is not None:

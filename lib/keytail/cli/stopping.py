@@ -42,7 +42,8 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Make SIGINT and SIGTERM raise Stopped within the context, except a signal that the caller ignores (`nohup`)."""
+    """Make SIGINT and SIGTERM raise Stopped within the context, except a signal that the caller ignores (`nohup`). Does
+    nothing outside of the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -46,8 +46,8 @@ def end_of_output(status: int, *, changes: bool) -> int:
     """Write the remaining output, or report that it is lost. Return the exit status of a run that ended with `status`.
 
     If the run changes log dirs (`changes`), the status does not depend on the output. A command that only reads has
-    failed if its output is lost, unless its output was closed on purpose. A reader that has ended (`head`) has read
-    enough, so its end is not reported.
+    failed if its output is lost, unless its output was closed on purpose. If its reader has ended (`head`), the status
+    is READER_GONE instead of 0, and nothing is reported: the reader has read enough.
     """
     out = sys.stdout
     if not isinstance(out, Unfailing):  # this process does not run a command line

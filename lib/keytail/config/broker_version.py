@@ -1,4 +1,4 @@
-"""Parses a Kafka version, and states how the cleaner of that version differs from the cleaner of 4.3.1. Pure
+"""Parses a Kafka version, and states how its cleaner and its expiration of producers differ from those of 4.3.1. Pure
 functions."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BrokerVersion:
 
 
 def parse_broker_version(text: str) -> BrokerVersion:
-    """Parse a version. Raises ValueError unless the text has the form 2.8 or 2.8.2 and the version is at least 0.11."""
+    """Parse a version. Raises ValueError unless it has the form 2.8, 2.8.2 or 0.11.0.3 and is at least 0.11."""
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})((?:\.\d{1,3}){0,2})", text.strip(), re.ASCII)
     if match is None or (int(match[1]), int(match[2])) < _FIRST:
         raise ValueError(f"invalid Kafka version {text!r}: use a version from 0.11 on, such as 2.8 or 2.8.2")

@@ -1,4 +1,5 @@
-"""Parses a broker's `server.properties` and `meta.properties` as Java does, and keeps only the keys in `keys.py`.
+"""Parses a broker's `server.properties` and `meta.properties` as Java does. Only the keys in `keys.py` are kept of the
+former, and only the version and the ids of the latter.
 
 Everything else, including passwords, is dropped before anything is returned. The caller reads the file; `resolve.py`
 decides which value applies.

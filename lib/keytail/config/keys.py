@@ -177,7 +177,7 @@ BROKER_KEYS = (
 )
 # fmt: on
 
-# Settings that keytail does not use, each with the flag that has the same effect; empty if there is no such flag.
+# Settings that keytail does not use, each with the flag that has a similar effect; empty if there is no such flag.
 NOT_USED = {
     "file.delete.delay.ms": "--keep-originals",
     "log.cleaner.threads": "--master",
@@ -197,7 +197,7 @@ NOT_USED = {
 
 
 def not_used(name: str) -> str:
-    """Return "not used", with the flag that has the same effect, for a setting that keytail does not use; "" for
+    """Return "not used", with the flag that has a similar effect, for a setting that keytail does not use; "" for
     others."""
     if name not in NOT_USED:
         return ""

@@ -1,12 +1,12 @@
 """Determines the message format that a broker uses for a topic, so that retained messages of magic 0 and 1 remain
-readable on that broker.
+readable for clients of that broker.
 
 If a broker below 3.0 assumes an older format for the topic, it sends batches of version 2 unconverted to clients that
 cannot read such batches. The format is, by Kafka's LogConfig and KafkaConfig of 2.4 to 3.9:
 
-- with KRaft, and if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
-- if not, the topic's message.format.version or, if that is not set, the broker's log.message.format.version; -
-if none of these is set, the format of the latest version that the broker supports, which is version 2 from 0.11 on.
+- with KRaft, or if inter.broker.protocol.version is 3.0 or later, version 2, whatever else is set;
+- if not, the topic's message.format.version or, if that is not set, the broker's log.message.format.version;
+- if none of these is set, the format of the latest version that the broker supports, which is version 2 from 0.11 on.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Expiration(NamedTuple):
 def uncertain(
     resolved: Resolved, names: Sequence[str], dynamic: Collection[str], unread: ClusterMode | None
 ) -> Uncertain | None:
-    """Return the first of these settings whose value is uncertain; None if all values are certain.
+    """Return one of these settings whose value is uncertain; None if all values are certain.
 
     `unread` is the kind of cluster whose dynamic settings were not read; None if they were read. These override the
     broker's file for the settings that `dynamic` contains.

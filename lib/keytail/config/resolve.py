@@ -166,7 +166,8 @@ def _command_line_key(name: str, topic: str, argument: str) -> Key:
 
 
 def from_topic(topic: str, texts: Mapping[str, str], origin: str) -> dict[str, Setting]:
-    """Parse a topic's own overrides, found in `origin`; keys that are not in `keys.py` are ignored."""
+    """Parse a topic's own overrides, found in `origin`; keys that are not in `keys.py` are ignored. Raises Refused for
+    a value that Kafka does not allow."""
     settings = {}
     for key in TOPIC_KEYS:
         if key.name in texts:
@@ -198,7 +199,7 @@ def topic_options(topic: str, values: Mapping[str, Sequence[str | None]], origin
 
 
 def broker_options(values: Mapping[str, Sequence[str | None]], origin: str) -> dict[str, Possibilities]:
-    """Return a broker's dynamic settings, by the names of the topic settings whose defaults they are.
+    """Return a broker's dynamic settings, by the names in `keys.py`: defaults of topics have the topic setting's name.
 
     Of several names with the same meaning, Kafka allows only the name with the highest precedence to be set
     dynamically.
@@ -220,7 +221,8 @@ def from_broker(
     needed: Collection[str] = USED,
     on_note: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Setting]:
-    """Return the settings in a broker's file, by the names of the topic settings whose defaults they are.
+    """Return the settings in a broker's file, by the names in `keys.py`: defaults of topics have the topic setting's
+    name.
 
     `needed` are the names (as in `keys.py`) of the settings that the command uses. Raises UsageProblem if such a
     setting is invalid, or refers to a config provider. Other settings with such a fault are ignored, and `on_note` is
@@ -301,7 +303,7 @@ def effective(
     overrides = topics.get(topic, {})
     if topic in topics:
         as_created = _or_absent(as_created)
-    if topic in topic_configs.overrides | topic_configs.all_values:  # the metadata log may be newer, or incomplete
+    if topic in topic_configs.overrides | topic_configs.all_values:  # the metadata log or the file may be outdated
         overrides = _or_absent(overrides)
     in_file = from_topic_configs(topic, topic_configs)
     given = (in_file, command_line.everywhere, command_line.by_topic.get(topic, {}))
@@ -319,7 +321,7 @@ def effective(
         known |= _OF_TOPICS - {CLEANUP_POLICY}  # a wrong policy would remove the most records, so it must be given
     if topic in topic_configs.not_tiered:
         known |= TIERED_STORAGE  # the topic's version of Kafka does not have these settings
-    known -= topic_configs.withheld.get(topic, frozenset())  # settings that secret values override
+    known -= topic_configs.withheld.get(topic, frozenset())  # settings that were printed without their values
     return Resolved(
         topic,
         settings,

@@ -84,8 +84,8 @@ class TopicConfigs:
 
 
 def parse_topic_configs(data: bytes, path: str) -> TopicConfigs:
-    """Parse the file. Raises UsageProblem, with the line number, for a line in neither form, or a setting that is not
-    one of Kafka's topic configs."""
+    """Parse the file. Raises UsageProblem, with the line number, for a line in neither form, a setting that is not one
+    of Kafka's topic configs or contradicts an earlier line; also if the file is not UTF-8 or has no topic."""
     by_topic: dict[str, dict[str, GivenText]] = {}
     overrides, all_values = set[str](), set[str]()
     withheld: dict[str, set[str]] = {}

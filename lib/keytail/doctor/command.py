@@ -41,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One check."""
+    """The result of one check."""
 
     check: Annotated[str, "name of the check"]
     status: str

@@ -1,4 +1,5 @@
-"""Checks that all executors have the same Python packages as the driver, and the same log dirs at the same paths."""
+"""Checks that the hosts of executors have the same Python, packages and hash function as the driver's host, and the
+same log dirs at the same paths."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ _TASKS_PER_SLOT = 2  # number of tasks per task slot, so that hosts that are slo
 
 @dataclass(frozen=True)
 class Seen:
-    """The report of one host. `log_dirs` has, by path, a digest of the listing and the number of directories as text;
-    "" and the error if the directory cannot be listed.
+    """The report of one host. `log_dirs` has, by path, a digest of the names of the directories in it, and their number
+    as text; "" and the error if the log dir cannot be listed.
     """
 
     host: str

@@ -33,7 +33,8 @@ _CLOSED = "Give this user permission to read the whole log dir"
 
 
 def log_dirs(fs: FileSystem, paths: Sequence[str], now_ms: int, configuration: Configuration) -> list[CheckRow]:
-    """Return rows for each log dir, the version of Kafka, the settings of topics, and the clock."""
+    """Return rows for each log dir, the version of Kafka, the settings of topics, and the clock; only one row if the
+    log dirs cannot be listed."""
     try:
         surveyed = survey_log_dirs(fs, paths)
     except (KeytailError, OSError) as problem:

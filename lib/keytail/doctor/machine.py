@@ -81,7 +81,8 @@ def spark() -> CheckRow:
 
 
 def delta(jars: str | None) -> CheckRow:
-    """Return the row of the check of Delta's jars, which `export` and `--ledger` need. `jars`: the jars' folder."""
+    """Return the row of the check of Delta's jars, which `export`, the import of Delta tables, and `--ledger` with
+    Spark need. `jars`: the jars' folder."""
     if DELTA.missing():
         return _of_extra("Delta's jars", DELTA)
     name = coordinates()

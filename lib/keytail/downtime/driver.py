@@ -59,7 +59,8 @@ def _parsed(text: str | None, flag: str) -> int | None:
 
 
 def _check(times: Sequence[int | None], now_ms: int) -> None:
-    """Raise UsageProblem if the times (down, reachable, in sync) are not in this order, or one is in the future."""
+    """Raise UsageProblem if the times (down, reachable, in sync) are not in this order, one is in the future, or in
+    sync is given without reachable."""
     down, reachable, in_sync = times
     if in_sync is not None and reachable is None:
         raise UsageProblem(

@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RunRow:
-    """The row of one run. Times are in ms since 1970."""
+    """The row of one run, or of a downtime without a run. Times are in ms since 1970."""
 
     run_id: str
     command: str

@@ -1,4 +1,4 @@
-"""Reads the results of runs from a ledger. No log dir is read.
+"""Reads the results of runs from a ledger, and maintains the ledger. No log dir is read.
 
 An intent without an outcome is reported as `interrupted`: its run was killed, or is still running.
 """
@@ -61,7 +61,7 @@ def _check(request: Request) -> None:
 def _reader(
     flags: LedgerFlags, master: str | None, *, always: bool = False, writes: bool = False
 ) -> Iterator[Engine | None]:
-    """Yield an engine with a Spark session for reading the ledger, or None if deltalake can read it.
+    """Yield an engine with a Spark session for reading the ledger, or None if deltalake reads it.
 
     `always` starts a session in any case. `writes` is True if the session also writes.
     """
@@ -129,7 +129,7 @@ def partitions(
     flags: LedgerFlags, wanted: Sequence[str], *, limit: int, master: str | None = None
 ) -> list[PartitionRow]:
     """Return the latest `limit` rows of the partitions named in `wanted`, in ascending order of time. Raises
-    UsageProblem if a partition has no row."""
+    UsageProblem if a name is invalid or a partition has no row."""
     pairs = [_parsed(name) for name in wanted]
     with _reader(flags, master) as engine:
         found = _read(flags, "partitions", {"topic": sorted({topic for topic, _ in pairs})}, engine)

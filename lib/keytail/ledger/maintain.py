@@ -1,4 +1,4 @@
-"""Keeps a ledger small: removes old rows, merges small files, and removes files that no table references any more.
+"""Keeps a ledger small: removes old rows, merges small files, and removes files that were not referenced for a week.
 
 Runs may append at the same time: Delta allows appends while files are rewritten.
 """

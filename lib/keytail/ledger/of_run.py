@@ -1,4 +1,5 @@
-"""Implements `--ledger PATH` for runs that change files: records the intent of a run, and its outcome after every end.
+"""Implements `--ledger PATH` for runs that change files: records the intent of a run and, unless it is killed, its
+outcome.
 
 Spark writes the ledger if the run has a Spark session; if not, the deltalake package writes it. If that package is not
 installed, or the path is a URI of remote storage, a session is started only for the ledger: the credentials and the
@@ -53,8 +54,8 @@ class LedgerFlags:
     jars: o.DeltaJars = None
 
     def checked(self, fs: FileSystem, log_dirs: Sequence[str]) -> LedgerFlags:
-        """Return the flags with an absolute path, or with a checked URI. Raises UsageProblem if the ledger is in a log
-        dir, or if the URI is unsuitable."""
+        """Return the flags with an absolute path, or with a checked URI. Raises UsageProblem if the ledger is in or
+        contains a log dir, or if the URI is unsuitable."""
         if self.path is None:
             return self
         local = local_path(self.path)
@@ -164,7 +165,8 @@ class Recording:
             self.ledger.conclude(1, self.rows, made)
 
     def recorded(self, rows: Sequence[R]) -> list[R]:
-        """Return the rows with `recorded` set. Call this method after the run has tried to write its outcome."""
+        """Return the rows with `recorded` set: False if the ledger lacks a result (`lost`). Call this method after the
+        run has tried to write its outcome."""
         return [replace(row, recorded=not self.lost) for row in rows]
 
 

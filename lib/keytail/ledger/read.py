@@ -24,7 +24,7 @@ Filters = Mapping[str, str | Collection[str]]
 
 def read_rows(path: str, table: str, filters: Filters, spark: Any = None) -> list[dict[str, Any]]:
     """Return those rows of one of the ledger's tables that match `filters`, as dictionaries by column. The session
-    `spark` is needed if deltalake is not installed, or if `path` is a URI.
+    `spark` is needed if deltalake is not installed, or if `path` is a URI of remote storage.
 
     The value of a column that an older table lacks is None. Raises UsageProblem if there is no ledger, and KeytailError
     if the ledger cannot be read.

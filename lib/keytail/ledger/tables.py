@@ -1,8 +1,8 @@
 """Defines the columns of the ledger's three Delta tables, and converts rows to Arrow.
 
-Runs only append rows. `event` is `intent` in a row that is written before any file is changed, `outcome` in a row that
-is written after all changes, and `downtime` in a row that only has the downtime of a broker. LEDGER.md beside this file
-describes how these rows are read together.
+Runs only append rows. `event` is `intent` in a row that is written before the files of its run or partition are
+changed, `outcome` in a row that is written after these changes, and `downtime` in a row that only has the downtime of a
+broker. LEDGER.md beside this file describes how these rows are read together.
 """
 
 from __future__ import annotations

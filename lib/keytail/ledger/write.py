@@ -98,7 +98,7 @@ class LedgerTable:
 
     def ensure(self) -> None:
         """Create the table if it does not exist, and add columns that an older keytail did not have. Raises
-        UsageProblem if the table was created by a newer keytail, or does not belong to a ledger.
+        UsageProblem if a newer keytail created the table, it is not a ledger's, or a column has another type.
 
         Another run may create the table at the same time. Delta raises many different errors for a table that is being
         created, so the call is repeated after any error.
@@ -241,7 +241,8 @@ class Ledger:
         self._append_or_keep("partitions", [partition_fields(stamp, OUTCOME, bundle, row, **more) for row in rows])
 
     def end(self, rows: Sequence[ResultRow], status: str, error: ErrorText = NO_ERROR) -> None:
-        """Write the outcome of the run. `rows` are the rows of all chosen partitions, even if they needed no work."""
+        """Write the outcomes that are still missing, and the outcome of the run. `rows` are the rows of all chosen
+        partitions, even if they needed no work."""
         self.conclude(None, [row for row in rows if (row.log_dir, row.name) not in self._reported])
         for table, kept in self._unwritten:
             self._append_or_lose(table, kept)

@@ -1,8 +1,8 @@
 """Defines the command line `keytail COMMAND`, and runs the same commands for jobs under spark-submit.
 
 Each command is declared in `command.py` of its folder, and is run by running.py. Exit statuses: 0 done, 3 some
-partitions were done, 1 no partition was done or a check found something, 2 wrong usage, 130 and 143 stopped by SIGINT
-and SIGTERM.
+partitions were done or the ledger lacks a result, 1 no partition was done, an error ended the run or a check found
+something, 2 wrong usage, 130 and 143 stopped by SIGINT and SIGTERM, 141 the reader of standard output has ended.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Axis:
     scale: Callable[[float], float] = float
 
     def share(self, value: float) -> float:
-        """Return the position of the value on this axis: 0 at `first`, 1 at `last`."""
+        """Return where the value is on this axis: 0 at `first`, 1 at `last`."""
         first, last = self.scale(self.first), self.scale(self.last)
         return (self.scale(value) - first) / (last - first)
 
@@ -56,7 +56,7 @@ class Chart:
         self._axes()
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Return the position of a point in the units of the SVG."""
+        """Return the coordinates of a point in the units of the SVG."""
         return (
             self._left + self._x.share(x) * (self._right - self._left),
             self._bottom + self._y.share(y) * (self._top - self._bottom),

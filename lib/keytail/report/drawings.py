@@ -24,7 +24,7 @@ _UNITS_OF_AGE = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s
 
 
 def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
-    """Draw one bar for each topic: its retained and reclaimed bytes or, for a plan, its clean and dirty bytes."""
+    """Draw one bar for each topic: its retained and reclaimed bytes or, for a plan, its dirty and all other bytes."""
     chart = _rows(
         "Bytes by topic", [_short(item.topic) for item in sums], _bytes(max(item.bytes_before for item in sums))
     )
@@ -37,7 +37,7 @@ def topics(sums: Sequence[TopicSums], *, is_plan: bool) -> str:
 
 
 def dirty_ratios(ratios: Sequence[float], minimum: float | None) -> str:
-    """Draw the number of partitions by dirty ratio. A line marks `minimum`, the ratio above which a cleaning is due."""
+    """Draw the number of partitions by dirty ratio. A line marks `minimum`, the ratio above which a round is due."""
     bins = [0] * 10
     for ratio in ratios:
         bins[min(int(ratio * 10), 9)] += 1
@@ -84,8 +84,9 @@ def _binary(number: int) -> str:
 
 
 def segment_map(partition: Partition, now_ms: int) -> str:
-    """Draw one bar for each segment, in the order of offsets. The width of a bar is the segment's size, its height the
-    segment's age, and its colour the share of live records."""
+    """Draw one bar for each part, which is one or more adjacent segments, in the order of offsets. The width of a bar
+    is the size of the part's logs, its height the part's age, and its colour the share of retained records or, if
+    unknown, whether the part is clean or dirty."""
     parts = [part for part in partition.detail.parts if part.log_bytes]
     ages = [max(now_ms - part.largest_timestamp_ms, 0) for part in parts]
     size, unit = next(((s, u) for s, u in _UNITS_OF_AGE if max(ages) >= 2 * s), _UNITS_OF_AGE[-1])
@@ -115,7 +116,7 @@ def live_class(part: Part) -> int | None:
 
 
 def _colour(partition: Partition, part: Part) -> str:
-    """Return the name of the colour for a segment in the map, as in the page's style."""
+    """Return the name of the colour for a part in the map, as in the page's style."""
     live = live_class(part)
     if live is not None:
         return f"live-{live}"

@@ -21,7 +21,7 @@ def kind_of(status: str) -> Kind:
 
 @dataclass(frozen=True)
 class Finding:
-    """One defect of a partition, and its remedy.
+    """One defect of a partition and its remedy, or a note (`severity` is "note").
 
     `broker` describes the reaction of a broker that starts with the defect. `start_loses` is True if a broker that
     starts with the defect loses or hides acknowledged records.

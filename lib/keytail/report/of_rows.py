@@ -13,7 +13,8 @@ from keytail.compact.detail import Detail
 from keytail.report.facts import Finding, Partition
 from keytail.verify.command import VerifyRow
 
-# Names of fields that rows and `facts.Partition` have in common. Rows of some commands have other names for bytes.
+# Names of fields that `facts.Partition` takes unchanged from rows that have them. Rows of some commands have other
+# names for bytes.
 _SAME = {field.name for field in fields(Partition) if field.default is None} - {"bytes_before", "bytes_after"}
 _MAX_EXAMPLES = 20
 

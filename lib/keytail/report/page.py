@@ -283,8 +283,8 @@ def _waiting(found: Sequence[Partition]) -> Table:
 
 
 def _partitions(found: Sequence[Partition]) -> Table:
-    """Return the table of partitions. Partitions that are not done are first; the further order is by reclaimed bytes
-    and size, descending."""
+    """Return the table of partitions. Those with errors are first, then those that may need attention; the further
+    order is by reclaimed bytes and size, descending."""
     order = {"bad": 0, "left": 1, "good": 2}
     ranked = sorted(found, key=lambda item: (order[item.kind], -(item.reclaimed_bytes or 0), -(item.bytes_before or 0)))
     many_dirs = len({item.log_dir for item in found}) > 1
@@ -359,7 +359,8 @@ def _about_map(partition: Partition) -> str:
 
 
 def _raw(found: Sequence[Partition]) -> str:
-    """Return the rows as a JSON array with one row per line, without unknown values, escaped for an HTML element."""
+    """Return the rows as a JSON array with one row per line, without unknown and empty values, escaped for an HTML
+    element."""
     lines = [json.dumps(_without_secrets(_known(item.row))) for item in found]
     return html.escape("[\n" + ",\n".join(lines) + "\n]", quote=False)
 

@@ -70,7 +70,8 @@ def verdict(report: Report) -> tuple[Level, str]:
 
 
 def next_step(report: Report) -> str:
-    """Return the next step of the run, or a sentence about where the remedies are on the page."""
+    """Return the next step of the run, a sentence about where the remedies are on the page, or, after an examination
+    without findings, that no action is needed; "" in all other cases."""
     if report.next_step:
         return report.next_step
     if any(partition.kind == "bad" for partition in report.partitions):
@@ -136,7 +137,7 @@ def _about_repack(report: Report) -> str:
 
 
 def _about_change(report: Report) -> str:
-    """Return the sentence about the result of `compact` or of a plan."""
+    """Return the sentence about the result of `compact`, of a plan, or of any command without another summary."""
     found = report.partitions
     everything = count(len(found), "partition")
     due = [item for item in found if item.status == "would-compact"]
@@ -174,7 +175,8 @@ def _sum(found: Iterable[Partition], name: str) -> int:
 
 
 def reasons(found: Sequence[Partition]) -> list[Reason]:
-    """Return all findings and all reasons of the partitions, grouped by message. The most serious come first."""
+    """Return all findings and all reasons of the partitions, grouped by status, message, reaction of a broker and
+    remedy. The most serious come first."""
     groups: dict[tuple[str, str, str, str], list[tuple[Partition, str, str]]] = defaultdict(list)
     advice: dict[tuple[str, str, str, str], tuple[str, str]] = {}
     for item in found:

@@ -56,7 +56,8 @@ class Page:
 
 @contextlib.contextmanager
 def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSystem = LOCAL) -> Iterator[Page]:
-    """Yield the page, and write it when the context ends: the command exits, is stopped, or ends with an error.
+    """Yield the page, and write it when the context ends: the command exits, is stopped, or ends with a KeytailError
+    or OSError.
 
     Raises UsageProblem at the beginning if the path is in a log dir, no file can be created there, or packages are
     missing. A run that ends with a usage error has no page.

@@ -1,4 +1,4 @@
-"""Converts columns of bytes to Arrow arrays, and merges or splits Arrow batches for Spark's workers."""
+"""Converts columns of bytes to Arrow arrays, merges Arrow batches, and divides record tables that become batches."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _as_one(batches: list[Any]) -> list[Any]:
 
 
 def cut(table: RecordTable, most_bytes: int = BATCH_BYTES) -> Iterator[RecordTable]:
-    """Yield the parts of a table in order. A part has at most `most_bytes` bytes, or one larger record."""
+    """Yield the parts of a table in order. The record bodies of a part have at most `most_bytes` bytes, unless the part
+    is one larger record."""
     ends = np.cumsum(table.records["body_bytes"].astype(np.int64))
     start = 0
     while start < len(table):

@@ -15,7 +15,7 @@ from keytail.run.batching import in_bundles
 from keytail.run.engine import Engine
 from keytail.run.tasks import as_problem
 
-# Maximum total size of the segments of one task: about the bytes that a task reads in some tenths of a second.
+# Maximum bytes of the segments of a task with several segments: about what it reads in some tenths of a second.
 TASK_BYTES = 256 << 20
 
 

@@ -1,8 +1,8 @@
 """`python -m keytail.run.delta_jars DIR` downloads Delta's jars into a folder, for hosts that cannot reach Maven.
 
 DIR can then be given to `--delta-jars`; it may also be Spark's own folder of jars, as in conf/Dockerfile. The command
-needs Java, and access to Maven Central or to the repository whose address is the last argument. With the arguments
-`DIR s3a://` it also downloads the jars for tables at such URIs.
+needs Java, pyspark and delta-spark, and access to Maven Central or to the repository whose address follows DIR. With
+the further argument `s3a://` it also downloads the jars for tables at such URIs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from keytail.run.spark.session import end_jvm, local_session
 
 
 def fetch(folder: str, repository: str | None = None, *, place: str | None = None) -> list[str]:
-    """Download Delta's jars, and those for tables at `place`, into `folder`; return their file names. Raises
-    UsageProblem if the jars cannot be downloaded."""
+    """Download Delta's jars, and those for tables at `place`, into `folder`; return their file names. Jars that are
+    among Spark's own are not downloaded. Raises UsageProblem if jars cannot be downloaded."""
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="keytail-jars-") as ivy:
         settings = {**session_settings(None, place=place), "spark.jars.ivy": ivy}

@@ -1,6 +1,7 @@
-"""Calls a function for each chosen partition: in this process for a few partitions, in child processes for many.
+"""Calls a function for each chosen partition: in child processes if there are many partitions, the caller is the main
+thread, and the file system is LOCAL; otherwise in this process.
 
-Listing a partition takes as much CPU time as disk time, so threads of one process would wait for each other. On remote
+Listing a partition takes as much CPU time as disk time, so threads of one process would wait for each other. On network
 storage, processes mostly wait for the storage, so more processes than cores run at a time.
 """
 
@@ -44,8 +45,9 @@ def of_each(
     function: Callable[[LogDirFacts, PartitionEntry], A],
     fs: FileSystem = LOCAL,
 ) -> list[A]:
-    """Return the answers of `function` in the order of the partitions. `function` must change no file, because it is
-    called again if a process is lost. Answers from processes are pickled; what `function` refers to is not."""
+    """Return the answers of `function` in the order of the partitions; raise its error if it fails. `function` must
+    change no file, because it is called again if a process is lost. Answers from processes are pickled; what `function`
+    refers to is not."""
     cores = len(os.sched_getaffinity(0))
     is_main = threading.current_thread() is threading.main_thread()
     if len(partitions) < MANY or fs is not LOCAL or not is_main:

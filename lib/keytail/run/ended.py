@@ -1,8 +1,8 @@
 """Handles the end of Spark during a run: Spark's JVM is killed or receives a signal, or the session is stopped.
 
 After the end of Spark, the driver's calls of Spark fail with many different errors, which are replaced by SparkEnded:
-errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, when the session is
-closed.
+errors of lost jobs in run/spark/engine.py, and errors of other calls in run/spark/session.py, before the session is
+stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _PY4J_CALL = "An error occurred while calling "
 
 
 class SparkEnded(KeytailError):
-    """The error that Spark's JVM or session ended during the run. `rows` are the result rows that are known so far."""
+    """The error that Spark's JVM or session ended during the run. `rows` are the result rows so far; None if the run
+    had no rows yet."""
 
     default_slug = "spark-ended"
 
@@ -60,8 +61,8 @@ def is_of_spark(problem: BaseException | None) -> bool:
 
 
 def signal_of(problem: BaseException | None) -> KeyboardInterrupt | None:
-    """Return the KeyboardInterrupt that caused `problem`, or None. After a signal has interrupted a call of Spark,
-    later calls can fail with other errors."""
+    """Return the KeyboardInterrupt that `problem` is or that caused it; None if there is none. After a signal has
+    interrupted a call of Spark, later calls can fail with other errors."""
     while problem is not None and not isinstance(problem, KeyboardInterrupt):
         problem = problem.__cause__ or problem.__context__
     return problem
@@ -71,7 +72,8 @@ def await_signal() -> None:
     """Wait for the signal that follows the end of spark-submit's JVM (cli/stopping.py).
 
     The end of the JVM causes failures, and the signal, which shows what ended the run, arrives soon after them. The
-    signal is raised here, in the main thread. Returns if no signal arrives within 20 s.
+    signal is raised here, in the main thread. Returns if no signal arrives within 20 s; at once in another thread, or
+    without spark-submit.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ or threading.current_thread() is not threading.main_thread():
         return
@@ -97,8 +99,8 @@ def first_line(problem: BaseException) -> str:
 
 
 def sweep(remove: Callable[[], int]) -> None:
-    """Call `remove`, which removes scratch files and returns their number, until no new files appear, for 3 s at most.
-    A worker may outlive its JVM for a moment and write more files."""
+    """Call `remove`, which removes scratch files and returns their number, until it has removed none twice in
+    succession, for 3 s at most. A worker may outlive its JVM for a moment and write more files."""
     quiet, last_s = 0, time.monotonic() + _LONGEST_SWEEP_S
     while quiet < 2 and time.monotonic() < last_s:
         quiet = 0 if remove() else quiet + 1
@@ -108,7 +110,7 @@ def sweep(remove: Callable[[], int]) -> None:
 def silence_py4j() -> None:
     """Prevent py4j and pyspark from printing a traceback for each connection that the JVM's end breaks.
 
-    The errors of broken connections are still raised.
+    The driver's calls over broken connections still raise errors.
     """
     import pyspark.accumulators as of_accumulators  # noqa: PLC0415 (0.2 s that `plan` and `--help` do not pay)
 

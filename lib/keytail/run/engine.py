@@ -1,7 +1,7 @@
 """Defines the protocol of engines, which run tasks: Spark (run/spark/engine.py), child processes (run/processes.py), or
 this process.
 
-Drivers and commands use only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
+The code of commands uses only the protocol `Engine`. Code that needs Spark's DataFrames is an exception: it takes the
 session from the engine.
 """
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
     @property
     def concurrent_tasks(self) -> int:
-        """The number of tasks that share one host at a time."""
+        """The number of tasks that run at a time on one host or, on a Spark cluster, in one executor."""
 
     @property
     def parallel_tasks(self) -> int:
@@ -56,11 +56,12 @@ class Engine(Protocol):
     ) -> list[Outcome[R]]:
         """Run `function(payload, attempt)` for each payload; return outcomes in the order of the payloads.
 
-        `attempt` differs between any two runs of a task, so files that are named by it never collide. `function` must
-        be picklable, for example a module-level function of an installed package; it runs on hosts where the files are
-        mounted. If a worker dies, its payload is run again; `before_again(payload)` is called before the second
-        attempt, because the first one may have left scratch files. Once `stopped()` returns True, no payload is run
-        again. `name` is the name of the job. Raises SparkEnded if no more jobs can be run.
+        `attempt` differs between any two attempts of this engine, so files of a run that are named by it never collide.
+        `function` must be picklable, for example a module-level function of an installed package; it runs on hosts
+        where the files are mounted. If a worker dies, its payload (on Spark, all payloads of the job) is run once more;
+        `before_again(payload)` is called first, because the first attempt may have left scratch files. A payload that
+        is lost after `stopped()` returns True and `cancel` was called is not run again. `name` is the name of the job.
+        Raises SparkEnded if no more jobs can be run.
         """
 
     def cancel(self) -> None:

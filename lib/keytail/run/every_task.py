@@ -15,6 +15,7 @@ from keytail.threads import Threads
 P = TypeVar("P")
 R = TypeVar("R")
 
+# Maximum bytes, and maximum number of tasks, of a bundle with several tasks.
 BUNDLE_BYTES = 256 << 20
 BUNDLE_PARTITIONS = 64
 

@@ -81,6 +81,6 @@ def refuse_unseen(fs: FileSystem, directory: str, written: Iterable[str], host: 
 
 
 def refuse_network_here(fs: FileSystem, log_dir: str) -> None:
-    """Raise Refused if this host accesses the log dir over the network, even if the file system is local to the driver:
+    """Raise Refused if the log dir's file system is not known to be local on this host, even if it is on the driver's:
     a driver on the storage server sees a local file system, but brokers on other hosts can have the log dir open."""
     refuse_shared_storage(fs, [log_dir], os.uname().nodename)

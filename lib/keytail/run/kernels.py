@@ -29,7 +29,7 @@ from keytail.threads import inheriting
 RARE = "rare"
 _LIST = "kernels.json"
 _SET_DIRECTORY = "Set KEYTAIL_CACHE_DIR to a directory to which only this user and root may write"
-# Minimum seconds between two reports of progress.
+# Seconds between two reports of progress; the end of the first kernel is reported at once.
 _PACE_S = 5.0
 
 
@@ -50,7 +50,7 @@ def _listed() -> tuple[Listed, ...]:
 
 
 def kernels_of(commands: Collection[str] | None) -> list[Listed]:
-    """Return the kernels that these commands need, slowest first; None stands for all commands."""
+    """Return the entries of the kernels that these commands need, slowest first; None: all entries, also RARE ones."""
     return [item for item in _listed() if commands is None or not {*commands}.isdisjoint(item.commands)]
 
 
@@ -91,7 +91,8 @@ def _missing(listed: Iterable[Listed]) -> list[tuple[Any, tuple[Any, ...], float
 def expected_seconds(commands: Collection[str] | None = None) -> float:
     """Return the estimated seconds for compiling, on this host, the kernels of these commands that the cache lacks.
 
-    Only file names in the cache are compared, so that no kernel is loaded. Code for another CPU counts as compiled.
+    Only file names in the cache are compared, so that no kernel is loaded. A kernel with code for another CPU, or for
+    other types of arguments, counts as compiled.
     """
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
@@ -132,11 +133,11 @@ def note_on_standard_error(line: str) -> None:
 def compile_kernels(
     commands: Collection[str] | None, note: Callable[[str], object] = note_on_standard_error
 ) -> int:
-    """Compile the kernels of these commands (None: of all commands) that the cache lacks; return their number.
+    """Compile the kernels of these commands (None: all kernels) that the cache lacks; return their number.
 
     `note` is called with lines about the progress. This function forks, so it must be called in the main thread, before
     other threads start. A signal ends the forked processes. If this user may not write to the cache, a warning is
-    printed, and the kernels are compiled for this run only.
+    printed, unless the folder was reported as untrusted, and the kernels are compiled for this run only.
     """
     from keytail.kernels import jit  # noqa: PLC0415 (brings in the compiler)
 
@@ -146,7 +147,7 @@ def compile_kernels(
     if not jit.IS_WRITABLE:
         _warn_of_no_cache(_seconds([seconds for *_, seconds in missing]))
         jit.use_cache_of_this_run()
-        missing = _missing(kernels_of(commands))  # kernels of a read-only cache are not missing
+        missing = _missing(kernels_of(commands))  # the new cache also lacks kernels that the read-only cache has
         where = "for this run only"
     else:
         where = f"stored for later runs in {jit.CACHE_FOLDER}"

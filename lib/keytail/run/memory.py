@@ -31,5 +31,5 @@ def map_memory_bytes(tasks_per_host: int) -> int:
 
 
 def cores() -> int:
-    """Return the number of cores of this process, which is also the number of tasks that run at a time on this host."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -41,8 +41,8 @@ class Processes:
     """An engine (run/engine.py) that runs tasks in `count` child processes; a context manager.
 
     The object must be created in the main thread, before other threads start: children are killed when the thread that
-    forked them ends. A `function` that is given here is inherited by the fork; a function that is given to `run` is
-    pickled.
+    forked them ends. A `function` that is given here is inherited by the fork; a function that is given to `run` or
+    `run_bundle` is pickled.
     """
 
     session: Any = None
@@ -160,7 +160,7 @@ class Processes:
             thread.join(_LONGEST_END_S)
 
     def _serve(self) -> None:
-        """Pass jobs to one worker and store the answers, in a thread of the driver, until there are no more jobs."""
+        """Pass jobs to one worker at a time and store the answers, in a thread of the driver, until `close`."""
         worker: Connection | None = None
         while (job := self._jobs.get()) is not None:
             answer: Any = None
@@ -250,8 +250,8 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _fork_on_demand(control: socket.socket, function: Any) -> None:
-    """Fork a worker for each request on `control`, until the driver ends. The process that runs this function has no
-    threads, so a fork cannot copy a lock that a thread holds."""
+    """Fork a worker for each _FORK on `control`, and kill all workers at each _END, until the driver closes its socket
+    or ends. The process that runs this function has no threads, so a fork cannot copy a lock that a thread holds."""
     workers: set[int] = set()
     forker = os.getpid()
     while True:

@@ -4,7 +4,7 @@ The functions are pure, and the estimates are rough by design. The rates were me
 machine, with files in the page cache (`python -m tests.bench.run`, figure 2, also with `--batch-records 1` and with
 `--codec zstd`). The time depends on the codec and the batch size, which no listing shows: the fastest log takes a tenth
 of the time of the slowest one. So an estimate may be wrong by a factor of three, and more on a slow disk. The estimates
-are used only to order the work and to choose a strategy.
+only order the work, select a strategy or an engine, and are shown in plans.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defines the result row of commands that change partitions: how a partition was changed, or why it was not.
+"""Defines the result row of plans and of commands that change partitions: how a partition is changed, or why it is not.
 
 Rows are plain values; the modules in cli/ print them.
 """
@@ -13,7 +13,7 @@ from typing import Annotated
 from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused
 
 # The status of a partition that a run did not begin, because of its deadline or a signal. The statuses "not-begun" and
-# "skipped" are not failures.
+# "skipped" are failures only for partitions that the user named.
 NOT_BEGUN = "not-begun"
 DONE = frozenset(
     {"compacted", "prepared", "repacked", "clean", "skipped", NOT_BEGUN, "would-compact", "would-repack"}
@@ -22,7 +22,7 @@ _LEFT = ("skipped", NOT_BEGUN)
 
 
 class OfPartition:
-    """The base class of all rows that describe one partition."""
+    """A base class of rows that describe one partition."""
 
     __slots__ = ()
     topic: str
@@ -46,9 +46,9 @@ class RowOfPartition(OfPartition):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, the true number is
-    between `low` and `high` for at least 95 of 100 partitions, and the number in the row is between them, too. After a
-    measurement, all three numbers are equal."""
+    """The result of `plan --measure` or `--estimate` for a partition that is due. After an estimate, a true number is
+    within its bounds (`..._low`, `..._high`) for at least 95 of 100 partitions, and the estimated number is, too. After
+    a measurement, both bounds are equal to the number."""
 
     method: Annotated[str, "`measured`, or `estimated` from a sample"]
     reclaimed_bytes: Annotated[int, "`bytes_before` minus `bytes_after`"]
@@ -118,7 +118,8 @@ class ResultRow(Recorded):
         return ResultRow, _values_of(self)
 
     def unchanged(self, status: str, error: ErrorText) -> ResultRow:
-        """Return this row with the given status and error, and with the numbers of a partition that was not changed."""
+        """Return this row with the given status and error, and with the segments, bytes and records from before the
+        run as those after it."""
         return replace(
             self,
             status=status,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """Packed bytes, the shard that receives them, and their position in the shard's order."""
+    """Packed bytes, the shard that receives them, and the number by which the cells of the shard are sorted."""
 
     shard: int
     order: int

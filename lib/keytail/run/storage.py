@@ -1,7 +1,7 @@
 """Checks the storage of the log dirs on the driver: how many bytes may be written, and whether other hosts share it.
 
-`ScratchSpace` tracks the bytes that running tasks may write beside their sources. Writers outside this run are not
-tracked.
+`ScratchSpace` tracks the bytes that running tasks may write. Bytes of writers outside this run only count as far as
+they reduce the free space.
 """
 
 from __future__ import annotations

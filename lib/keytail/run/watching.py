@@ -2,10 +2,10 @@
 that the task has read.
 
 Spark reports a task only when the task has ended. Tasks therefore send a small datagram twice a second to a port that
-the driver opens for the duration of the run. The port is on 127.0.0.1 or, with a cluster, on the address at which
+the driver opens for the duration of the run. The port is on 127.0.0.1 or, with a Spark cluster, on the address at which
 Spark's driver listens. If a firewall blocks the datagrams, the run only lacks the display of progress. Each datagram
-begins with an authentication code that is computed with the run's key, which the tasks get with their work. Datagrams
-without a valid code are ignored.
+begins with an authentication code that is computed with a secret key of the run, which the tasks get with their work.
+Datagrams without a valid code are ignored.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def current_channel() -> Channel | None:
 
 
 def send_to(channel: Channel | None) -> None:
-    """Set the channel in the process of a task. Must be called before the task begins."""
+    """Set the channel of the task that this thread will run. Must be called before the task begins."""
     _channel.set(channel)
 
 

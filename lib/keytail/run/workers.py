@@ -48,8 +48,8 @@ def workers_of_run(
     """Return the engine of a run; it is closed when the stack `run` is closed. `each_s` has the expected seconds of
     each task. `extra` returns additional settings for a session that is started here.
 
-    The kernels of the command `kernels` are compiled before the tasks: on this host at once, on other hosts by their
-    first tasks.
+    The kernels of the command `kernels` are compiled before the tasks: at once if keytail itself starts the engine on
+    this host, otherwise by the first tasks of each host.
     """
     if not submitted and is_on_this_host(master):
         compile_kernels([kernels], reporter.note)

@@ -82,7 +82,8 @@ class BatchWalk:
 
     @property
     def has_invalid_batch(self) -> bool:
-        """Whether an invalid batch was found; batches after it are not passed on."""
+        """Whether an invalid batch was found, or a segment, except the active one of a running broker, was not read to
+        its end; later batches are not passed on."""
         return bool(self._state[columns.SPOILED])
 
     @property
@@ -137,7 +138,7 @@ class BatchWalk:
             self._window.open(f"{self.scope.path}/{log}", size_bytes, min(position, size_bytes))
             whole = self._walk(log, entries)
             self.bytes_read += size_bytes
-        except KeytailError as problem:  # the file became shorter, because a broker truncated its active segment
+        except KeytailError as problem:  # the file became shorter, for example because a broker truncated it
             if not self.scope.live:
                 self.scope.findings.add("shrunk", log, problem.byte_position)
         except OSError as problem:

@@ -24,7 +24,7 @@ class Finding:
     """One problem and its place. `broker` describes what a broker does if it starts with this problem, or serves
     the affected data.
 
-    `kind` is a key of KINDS; `severity` is "error", or "warning" for problems that cost time but no data.
+    `kind` is a key of KINDS; `severity` is "error", or "warning" for lesser or only possible problems.
     `start_loses`: a broker that starts with this problem loses or hides acknowledged records (VERIFY.md).
     """
 

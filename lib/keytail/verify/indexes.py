@@ -119,7 +119,7 @@ def _begins_at_zero(scope: Scope, base: int) -> bool:
 
 def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_bytes: int, kind: str) -> int:
     """Return the number of entries before the first entry that does not ascend in both columns or has a negative
-    value."""
+    value; add a finding about that entry."""
     bad: np.ndarray = np.asarray((entries < 0).any(axis=1))
     bad[1:] |= (entries[1:] <= entries[:-1]).any(axis=1)
     if not bad.any():
@@ -131,8 +131,9 @@ def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_
 
 
 def check_ends(scope: Scope, entries: Entries, state: np.ndarray, batches: int) -> None:
-    """After a complete walk, add findings about index entries that matched no batch, and about missing entries of a
-    closed segment. `state` is the kernel's state, `batches` the number of batches in the segment.
+    """After a complete walk, add findings about index entries that matched no batch, and about missing entries, except
+    in an active segment without a clean shutdown. `state` is the kernel's state, `batches` the number of batches in the
+    segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
     unmet, largest_timestamp_ms = int(state[columns.INDEX_AT]), int(state[columns.MAX_TIMESTAMP])

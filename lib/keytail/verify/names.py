@@ -20,7 +20,8 @@ _LEFTOVERS = {"cleaned", "deleted", "scratch"}
 
 
 def check_names(scope: Scope) -> None:
-    """Add findings about leftovers, fatal names, orphaned indexes, and files that are not regular or too large.
+    """Add findings about leftovers, fatal names, orphaned indexes, files that are not regular or too large, and a
+    directory without segments.
 
     The files of a prepared compaction are not leftovers: the record of the preparation has the id of their run.
     """

@@ -1,7 +1,8 @@
 """Compares the producer batches of a log with its producer snapshots and transaction indexes.
 
 Cleaning removes records, so only facts that it preserves are checked: every batch in the log was written before the
-snapshots above it, a marker is removed only after its data, and an index entry no later than its marker (VERIFY.md).
+snapshots above it, a marker is removed only after its data, and an index entry is removed when its marker is, or before
+(VERIFY.md).
 """
 
 from __future__ import annotations
@@ -207,7 +208,8 @@ class ProducerChecks:
         self._scope.findings.add(kind, file, position, offset, recovered=recovered, **facts)
 
     def close(self, log_end_offset: int, *, is_valid: bool, is_whole: bool = True) -> None:
-        """Check the remaining snapshots after all batches; `is_valid`: all batches up to the log end are valid.
+        """Check the remaining snapshots after all batches, and whether there are any; `is_valid`: all batches up to the
+        log end are valid.
         `is_whole`: all batches were read; if not, entries of snapshots are not compared with them."""
         for at in self._snapshots:
             if at > log_end_offset and not self._scope.live and is_valid:

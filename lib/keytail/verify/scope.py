@@ -15,7 +15,7 @@ from keytail.verify.findings import Findings
 class Claims:
     """The offsets that the log dir's checkpoints have for a partition. None: no entry, or the checkpoint was not read.
 
-    `clean_shutdown`: .kafka_cleanshutdown exists, so a starting broker recovers nothing.
+    `clean_shutdown`: .kafka_cleanshutdown exists, so a starting broker recovers only segments without an offset index.
     """
 
     clean_shutdown: bool = True
@@ -73,8 +73,8 @@ class Scope:
         return base == self.bases[-1]
 
     def is_recovered(self, base: int) -> bool:
-        """Return whether a starting broker recovers the segment, that is, checks its batches and rebuilds its indexes.
-        """
+        """Return whether a starting broker recovers the segment after an unclean shutdown, that is, checks its batches
+        and rebuilds its indexes; False if a broker may be running."""
         if self.claims.clean_shutdown or self.live:
             return False
         behind = next((other for other in self.bases if other > base), None)

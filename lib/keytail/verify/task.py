@@ -39,7 +39,7 @@ class VerifyCounts:
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """The findings about one partition: about names first, then in the order of files and positions."""
+    """The findings about one partition: about names and owners, then about each segment, then about the whole log."""
 
     findings: tuple[Finding, ...]
     counts: VerifyCounts

@@ -65,8 +65,8 @@ IVY_NOISE = re.compile(
 @as_caller()
 def session_settings(jars: str | None, *packages: str, place: str | None = None) -> dict[str, str]:
     """Return the settings for a session that keytail starts itself, and that accesses tables at `place`. `jars` is a
-    folder with Delta's jars; if it is None, the jars are among Spark's own or come from Maven. Additional `packages`
-    come from Maven, too."""
+    folder with Delta's jars and all others that Spark lacks; if it is None, they are among Spark's own or come from
+    Maven, as do additional `packages`. Raises UsageProblem if the folder lacks jars."""
     connector = connector_for(place)
     found = _from_folder(jars, connector) if jars else _from_maven(packages, connector)
     return {**SETTINGS, **connector.settings, **found}
@@ -156,8 +156,8 @@ def changed_settings(spark: Any, wanted: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone(folder: str) -> Iterator[None]:
-    """Prevent other keytail processes from committing to tables below `folder` while the context is open, with a lock
-    if `folder` is a path of a mounted file system.
+    """If `folder` is a path or a file URI, hold a lock that prevents other keytail processes from committing to tables
+    below it while the context is open. For other URIs, do nothing.
 
     Delta commits by a rename that must not replace a file. Hadoop's rename on local file systems checks first and then
     renames: if two commits were concurrent, one or both would be lost. HDFS, Azure and GCS prevent such a loss, and

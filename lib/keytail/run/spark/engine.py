@@ -43,7 +43,7 @@ class SparkEngine:
 
     @property
     def concurrent_tasks(self) -> int:
-        """The number of cores of `local[n]`, or of one executor."""
+        """The number of cores of `local[n]`, or of one executor: 1 if spark.executor.cores is not set."""
         context = self.session.sparkContext
         if context.master.startswith("local"):
             return max(1, context.defaultParallelism)

@@ -118,7 +118,7 @@ def _listed(items: Sequence[str]) -> str:
 @contextlib.contextmanager
 def reported_wait(session: Any) -> Iterator[None]:
     """Print a warning if a job waits for executors while the context is open. Raises KeytailError at the beginning if
-    no executor can ever start."""
+    no executor can ever start (`refuse_too_large`). Does nothing with a local master."""
     context = session.sparkContext
     if context.master.startswith("local"):
         yield
@@ -173,7 +173,7 @@ def _is_waiting(context: Any) -> bool:
 
 
 def _state(context: Any) -> MasterState | None:
-    """Return the state of the active standalone master; None for another cluster manager, or if no master answers."""
+    """Return the state of the active standalone master; None for another cluster manager, or if none answers."""
     scheme, _, hosts = context.master.partition("://")
     if scheme != "spark":
         return None

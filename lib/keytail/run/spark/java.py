@@ -15,8 +15,8 @@ from keytail.versions import OLDEST_JAVA, numbers
 
 @as_caller()
 def require_java() -> str:
-    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is no Java or its version is too
-    old."""
+    """Return the path of the `java` that Spark starts. Raises UsageProblem if there is no Java, it cannot be run, or
+    its version is too old."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if home and not os.access(java or "", os.X_OK):
@@ -44,7 +44,8 @@ def require_java() -> str:
 @as_caller()
 def java_version(java: str) -> tuple[int, ...] | None:
     """Return the version of Java as numbers, such as (17, 0, 15); None if the version is not recognised. The version is
-    read from the `release` file beside `bin/`, without a start of a JVM, or else from the output of `java -version`."""
+    read from the `release` file beside `bin/`, without a start of a JVM, or else from the output of `java -version`.
+    Raises UsageProblem if this cannot be run."""
     release = Path(os.path.realpath(java)).parent.parent / "release"
     try:
         text = release.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""The JVM of Spark sessions that keytail starts: its start, its private directory, its output and its end.
+"""The JVM of Spark sessions that keytail starts: its start, its private directories, its output and its end.
 
 A process has at most one JVM of pyspark, which keeps running when a session is stopped. `SparkContext._gateway` refers
 to this JVM and, if keytail started it, also to its `Jvm` object, so this module has no global state. A JVM that other
@@ -20,10 +20,10 @@ from keytail.run.spark.jvm_log import JvmLog
 
 
 class Jvm:
-    """A JVM that pyspark starts in the context `starting`. Raises KeytailError if its private directory cannot be
+    """A JVM that pyspark starts in the context `starting`. Raises KeytailError if its private directories cannot be
     created.
 
-    The directory is removed by `end`, or at the end of this process.
+    The directories are removed by `end`, or at the end of this process.
     """
 
     def __init__(self) -> None:

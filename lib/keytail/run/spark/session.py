@@ -53,8 +53,8 @@ def local_session(
     with `local[...]`, ports are bound to 127.0.0.1. `rows_in_jvm` is True if the JVM processes records: then the
     JVM is configured for throughput instead of a quick start.
 
-    The JVM keeps its files in a private directory, which is removed by `end_jvm` or at the end of this process. If this
-    process already has a JVM, that JVM is used.
+    The JVM keeps its files in private directories, which are removed by `end_jvm` or at the end of this process. If
+    this process already has a JVM, that JVM is used. Raises KeytailError if Spark cannot be started.
     """
     require_java()
     refuse_unreachable(master)
@@ -113,9 +113,9 @@ def session_of_run(
 ) -> SparkEngine:
     """Return the engine of spark-submit's session (`submitted`), or of a `local_session` on `master`. The session is
     stopped when the stack `run` is closed, unless other code of this process (such as a notebook) has started it.
-    Raises KeytailError if no worker of a standalone cluster is large enough for an executor.
+    Raises KeytailError if Spark does not start, or no worker of a standalone cluster is large enough for an executor.
 
-    Every submitted job must call this function, because a cluster marks an application without a session as failed. If
+    Every submitted job must call this function: a Spark cluster marks an application without a session as failed. If
     the session ends during the run, the resulting errors are replaced by SparkEnded, or by the signal that accompanies
     the end. Errors that a signal caused are replaced by the signal. Workers compile the kernels of the command
     `kernels` before their first task.

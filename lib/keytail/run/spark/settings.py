@@ -1,6 +1,6 @@
 """Defines the settings of Spark sessions that are set in code: for correctness and safety, and for one machine.
 
-Settings that only affect speed are in conf/spark-defaults.conf.
+Other settings that only affect speed are in conf/spark-defaults.conf.
 """
 
 from __future__ import annotations

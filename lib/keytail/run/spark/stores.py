@@ -1,7 +1,7 @@
 """Checks URIs of tables, such as s3a://bucket/lake, and determines which jars and settings Spark needs for a URI.
 
-Only Spark accesses a URI: its configuration and environment have the credentials, and Delta commits by the rules of the
-store. Spark contains the connector for hdfs://; guide/tables-in-object-stores.md names the connectors for other stores.
+Only Spark accesses remote URIs: its configuration and environment have the credentials, and Delta commits by the rules
+of the store. Spark contains the connector for hdfs://; guide/tables-in-object-stores.md names those for other stores.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def is_remote(place: str) -> bool:
 
 
 def checked_uri(uri: str, flag: str) -> str:
-    """Return the URI without trailing slashes. Raises UsageProblem if the URI contains credentials or options, or if
-    its scheme is s3 or s3n."""
+    """Return the URI without trailing slashes. Raises UsageProblem if the URI contains options, contains or may contain
+    credentials, or has the scheme s3 or s3n."""
     scheme = scheme_of(uri)
     refuse_slash_in_password(uri, flag)
     user, at, _ = uri.partition("://")[2].partition("@")
@@ -118,8 +118,7 @@ def refuse_slash_in_password(uri: str, flag: str) -> None:
 
 
 def connector_for(place: str | None) -> Connector:
-    """Return the connector that a session started by keytail needs for `place`; if that is a path, it has no packages.
-    """
+    """Return the connector that a session started by keytail needs for `place`; it has packages only for s3a URIs."""
     scheme = scheme_of(place or "")
     if scheme != "s3a":
         return Connector(scheme)
