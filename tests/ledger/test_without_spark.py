@@ -22,7 +22,7 @@ from keytail.ledger.command import OF_DOWNTIME
 from keytail.ledger.of_run import LedgerFlags
 from keytail.ledger.read import read_rows
 from keytail.ledger.tables import TABLES, Stamp, partition_fields
-from keytail.ledger.write import LedgerTable
+from keytail.ledger.write import LedgerTable, _Waiting
 from keytail.run.processes import Processes
 from keytail.run.rows import ResultRow
 from tests.chance import SEED
@@ -55,6 +55,17 @@ def engine() -> Iterator[Processes]:
 @pytest.fixture
 def spark() -> None:
     """Return no session, so that deltalake writes the tables."""
+
+
+def test_rows_of_a_thread_that_continues_late_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[Any]] = []
+    monkeypatch.setattr(LedgerTable, "_write", lambda self, rows: written.append(list(rows)))
+    table = LedgerTable(None, str(tmp_path), "runs", "one")
+    fetched = table._waiting  # by a thread that then waits for another one
+    table.append([{"number": 1}])
+    fetched.append(_Waiting([{"number": 2}]))
+    table.append([{"number": 3}])
+    assert [row["number"] for rows in written for row in rows] == [1, 2, 3]
 
 
 def test_an_append_that_succeeded_despite_an_error_is_not_repeated(

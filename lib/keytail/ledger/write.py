@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +93,8 @@ class LedgerTable:
         self._table = DeltalakeTable(self.path) if spark is None else SparkTable(spark, self.path)
         self._app_id = f"keytail-{name}-{run_id}"
         self._appends = 0
-        self._waiting: list[_Waiting] = []
+        # Never replaced: a thread may have fetched it, and append to it after another thread has written all rows.
+        self._waiting: deque[_Waiting] = deque()
         self._writing = threading.Lock()
 
     def ensure(self) -> None:
@@ -147,7 +148,7 @@ class LedgerTable:
             raise own.problem
 
     def _write_all(self) -> None:
-        together, self._waiting = self._waiting, []
+        together = [self._waiting.popleft() for _ in range(len(self._waiting))]
         problem = None
         try:
             self._write([row for item in together for row in item.rows])
