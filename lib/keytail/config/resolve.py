@@ -5,8 +5,7 @@ file of `--topic-configs`; then follow the topic's own overrides in the metadata
 creates an internal topic, the broker's dynamic settings (the broker's own before the settings of all brokers), the
 broker's file, and Kafka's default. `TOPIC:key=value` takes precedence over `key=value`.
 
-A value alone does not justify removing records: `Resolved.unknown` returns the settings that were neither read nor
-given.
+A value alone does not justify removing records: `Resolved.unknown` has the settings that were neither read nor given.
 """
 
 from __future__ import annotations

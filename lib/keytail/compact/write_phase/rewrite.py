@@ -340,8 +340,7 @@ class Rewriter:
     def _build_blocks(
         self, portion: Portion, rows: RowDecisions, n_rebuilt: int, first_ms: int = block_kernels.NOT_EARLIER
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the uncompressed blocks of the portion's rebuilt rows: the REBUILT rows, and the bytes of all
-        blocks."""
+        """Return the REBUILT rows of the portion, and the bytes of their uncompressed blocks."""
         n, table = len(portion.records), portion.chunk.table
         needed = int(portion.records["body_bytes"].sum(dtype=np.int64)) + block_kernels.MAX_GROWTH_BYTES * n
         if len(self._blocks) < needed:
@@ -368,8 +367,7 @@ class Rewriter:
         return self._rebuilt[:n_rebuilt], self._blocks[: out[1]]
 
     def _compress(self, rebuilt: np.ndarray, which: np.ndarray) -> np.ndarray:
-        """Compress the blocks `which` with the codec of their batch, at the codec's default level; return a separate
-        arena with the compressed blocks."""
+        """Compress the blocks `which` with their batch's codec, at its default level; return their arena."""
         view = memoryview(self._blocks)
         starts, codecs = rebuilt["block_start"][which], rebuilt["attributes"][which] & CODEC_MASK
         ends = starts + rebuilt["block_bytes"][which]
