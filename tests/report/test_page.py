@@ -214,6 +214,7 @@ def test_names_that_are_not_text_are_escaped() -> None:
         ("s3a://AKIA:with@hunter2@bucket/x", "hunter2"),
         ("https://a@b:hunter2@host/p", "hunter2"),
         ("s3a://AKIA:with@sl/hunter2@bucket/x", "hunter2"),
+        ("s3a://AKIA:with,comma/hunter2@bucket/x", "hunter2"),
         ("abfss://user:hunter2@account.dfs.net/p", "hunter2"),
         ("jdbc:postgresql://db/x?user=a&password=hunter2&ssl=1", "hunter2"),
         ("fs.s3a.secret.key=hunter2", "hunter2"),

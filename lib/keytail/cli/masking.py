@@ -9,7 +9,7 @@ from keytail.errors import visible
 
 HIDDEN = "***"
 # user:password@ and user@ of a URL, with any scheme; a password may have slashes and @, so it extends to the last @.
-_IN_URL = re.compile(r"(?<=://)(?:[^@\s'\",]*:[^\s'\",]*|[^/\s'\"]+)(?=@)")
+_IN_URL = re.compile(r"(?<=://)(?:[^@\s'\"]*:[^\s'\"]*|[^/\s'\"]+)(?=@)")
 # name=value or name: value, even in a URL, if the name ends in a word that marks the value as a secret.
 _NAMED = re.compile(
     r"(?i)((?:password|passwd|secret(?:[._-]?key)?|token|credentials?|signature|access[._-]?key|api[._-]?key"
