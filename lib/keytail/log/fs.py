@@ -5,12 +5,12 @@ descriptor of its directory, without following links below a log dir (`files/pat
 is used relative to this descriptor. Thus the owner of a log dir cannot redirect an operation of root to another place.
 New files and directories get owner and mode of an existing file or directory, and new files are never executable.
 
-Each operation except `file_system_type` and `refuse_unless_like` passes through one of two private hooks: one for
-operations that change something, and one for all other operations. Thus a subclass can record an operation, stop before
-the operation, drop it or make it fail. Errors are the system's own OSError with the path and a description of the
-operation. `Refused` is raised only if a new file or directory cannot be given its owner, mode or labels, which
-`refuse_unless_like` checks in advance, or if a new directory was replaced or filled before it got them. The callers
-decide which operations to perform, and in which order.
+Each operation except `file_system_type`, `refuse_unless_like` and `start_writeback` passes through one of two private
+hooks: one for operations that change something, and one for all other operations. Thus a subclass can record an
+operation, stop before the operation, drop it or make it fail. Errors are the system's own OSError with the path and a
+description of the operation. `Refused` is raised only if a new file or directory cannot be given its owner, mode or
+labels, which `refuse_unless_like` checks in advance, or if a new directory was replaced or filled before it got them.
+The callers decide which operations to perform, and in which order.
 """
 
 from __future__ import annotations
@@ -289,6 +289,10 @@ class FileSystem:
         The next `write` to a file opened by `create` appends at the new end.
         """
         self._change("truncate", (fd, size_bytes), lambda: os.ftruncate(fd, size_bytes))
+
+    def start_writeback(self, fd: int) -> None:
+        """Let the system begin to write the file's pages to the disk. `fsync` then waits less, and reports errors."""
+        new.start_writeback(fd)
 
     def fsync(self, fd: int) -> None:
         """Make the contents and the metadata of an open file durable, but not the file's name."""

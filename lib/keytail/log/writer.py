@@ -24,6 +24,7 @@ from keytail.log.records.chunk import SegmentReader
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 
 MAX_SEGMENT_BYTES = 2**31 - 1
+WRITEBACK_BYTES = 8 << 20  # after this many bytes of a log, the system begins to write them to the disk
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class SegmentWriter:
         self._indexer = SegmentIndexer(base_offset, limits.index_interval_bytes, limits.index_bytes)
         self._digest = file_digest()
         self.size_bytes = 0
+        self._writeback_to = 0  # the system has begun to write the log up to this position to the disk
         self.records = 0
         self.made: list[str] = []
         self._open: set[int] = set()
@@ -123,6 +125,9 @@ class SegmentWriter:
             self._digest.update(part)
             self.size_bytes += int(ends[taken - 1])
             self.records += int(table["record_count"][:taken].sum())
+            if self.size_bytes - self._writeback_to >= WRITEBACK_BYTES:
+                self._fs.start_writeback(self._fd)
+                self._writeback_to = self.size_bytes
         return taken
 
     def mark(self) -> Mark:
@@ -138,6 +143,7 @@ class SegmentWriter:
         """Remove all batches appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
+        self._writeback_to = min(self._writeback_to, self.size_bytes)
         self._digest = mark.digest
         self._indexer.reset_to(mark.index)
 

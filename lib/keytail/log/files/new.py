@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import grp
 import os
 import pwd
@@ -17,6 +18,9 @@ from keytail.log.files.paths import READABLE_DIRECTORY, split
 _ACL_HEADER = struct.Struct("<I")
 _ACL_ENTRY = struct.Struct("<HHI")
 _ACL_EXECUTE = 1
+_SYNC_FILE_RANGE_WRITE = 2  # sync_file_range(2): begin to write dirty pages, and do not wait for them
+_sync_file_range = ctypes.CDLL(None, use_errno=True).sync_file_range
+_sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 
 
 def refuse_unless_like(like: FileStat) -> None:
@@ -158,3 +162,7 @@ def _group_name(gid: int) -> str:
 
 def _owner(like: FileStat) -> str:
     return f"{_user_name(like.uid)}, {_group_name(like.gid)}"
+
+
+def start_writeback(fd: int) -> None:
+    _sync_file_range(fd, 0, 0, _SYNC_FILE_RANGE_WRITE)  # a size of 0 means up to the end; errors remain for fsync
