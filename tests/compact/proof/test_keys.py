@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
+from keytail.kernels.memory import TableMemory
 from keytail.kernels.proof import table
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_one
 from keytail.kernels.proof.table import FLAGS, KEPT, SLOT_WORDS
@@ -29,8 +29,8 @@ def put_all(keys: Keys) -> None:
 @pytest.mark.parametrize("expected, tables", [(0, 2), (10, 2), (KEYS, 1), (10**12, 1)])
 def test_the_expected_number_of_keys_changes_only_the_growth(expected, tables, monkeypatch):
     made = []
-    zeros = proof_keys.zeros
-    monkeypatch.setattr(proof_keys, "zeros", lambda n, dtype: made.append(n) or zeros(n, dtype))
+    zeros = TableMemory.zeros
+    monkeypatch.setattr(TableMemory, "zeros", lambda self, n, dtype: made.append(n) or zeros(self, n, dtype))
     keys = Keys(64 << 20, SECRET)
     keys.expect(expected)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 
 from keytail.compact.map_phase.key_counts import Counted
 from keytail.kernels import offset_map as kernels
-from keytail.kernels.memory import zeros
+from keytail.kernels.memory import TableMemory, zeros
 
 SLOT_BYTES = kernels.SLOT.itemsize
 COUNT = np.dtype(np.uint32)
@@ -32,6 +32,7 @@ class OffsetMap:
 
     stored_fields = ("_max_slots", "_max_entries", "_slots", "_counts", "used")
     _present: np.ndarray | None = None  # created at its first use
+    _memory = TableMemory(0)  # of a map that was stored and loaded
 
     def __init__(self, memory_bytes: int, max_entries: int | None = None, *, counting: bool = False) -> None:
         # During the last doubling, the old table of half the size exists beside the new one.
@@ -43,7 +44,8 @@ class OffsetMap:
         slots = self._max_slots
         while slots > _FIRST_SLOTS:
             slots = (slots + 1) // 2
-        self._slots = zeros(max(2, slots), kernels.SLOT)
+        self._memory = TableMemory(memory_bytes)
+        self._slots = self._memory.zeros(max(2, slots), kernels.SLOT)
         self._counts = zeros(len(self._slots) if counting else 0, COUNT)
         self.used = 0
 
@@ -73,7 +75,7 @@ class OffsetMap:
         return min(self._max_entries, int(len(self._slots) * (_SMALL_LOAD_FACTOR if is_small else LOAD_FACTOR)))
 
     def _grow(self) -> None:
-        larger = zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
+        larger = self._memory.zeros(min(self._max_slots, len(self._slots) * 2), kernels.SLOT)
         counts = zeros(len(larger) if self.is_counting else 0, COUNT)
         kernels.rehash(self._slots, self._counts, larger, counts)
         self._slots, self._counts = larger, counts

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from keytail.errors import KeytailError
-from keytail.kernels.memory import zeros
+from keytail.kernels.memory import TableMemory
 from keytail.kernels.proof import table as kernels
 from keytail.kernels.proof.key_hash import coefficients_of
 from keytail.kernels.proof.state import Notes
@@ -47,6 +47,7 @@ class Keys:
         erased: np.ndarray = NOT_ERASED,
     ) -> None:
         self._memory_bytes = memory_bytes
+        self._memory: TableMemory | None = None  # taken when the table first grows
         self._spill = spill
         self._max_slots = _most_slots(memory_bytes)
         self._slots = np.zeros(0, dtype=np.uint64) if slots is None else slots
@@ -161,7 +162,8 @@ class Keys:
             slots, wanted = self._max_slots, max(need, self._expected)
             while slots // 2 > _FIRST_SLOTS and wanted <= min(slots // 2 * _LOAD, slots // 2 - 2):
                 slots //= 2
-            table = zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
+            self._memory = self._memory or TableMemory(self._memory_bytes)
+            table = self._memory.zeros(slots * kernels.SLOT_WORDS, np.dtype(np.uint64))
             kernels.rehash(self._slots, table, False)
             self._slots = table
             self._limit = _limit_of(slots)
