@@ -64,11 +64,11 @@ def maintain_one(values: Mapping[str, Any], ledger: str, name: str | None) -> co
 
 With the schedule `keytail_ledger`, a run starts after a task has written a ledger. It maintains each ledger that was
 written since the previous run, once, on the host of the ledger's broker, or on this worker if the ledger has no broker.
-A run that was not started in this way (manually, or by a cron schedule) maintains the ledger of the Param `ledger`.
+A run that was started manually or by a cron schedule maintains the ledger of the Param `ledger`.
 
 keytail commands may append to a ledger while it is maintained. Retries are safe: each table is changed by Delta's own
-commits, and finished work is not repeated. The ledger is only a record: only `erase --ledger` reads it, to find
-backups.
+commits, and finished work is not repeated. The ledger is only a record: no command decides by it what to change in a
+partition (`erase --ledger` reads it to find backups).
 """,
     tags=["keytail", "ledger"],
 )

@@ -157,7 +157,7 @@ def test_commands_that_need_an_extra_print_the_line_that_installs_it(core: Any, 
         assert ended.stderr.startswith(f"keytail: {for_what} "), (command, ended.stderr)
         assert f"not installed: {', '.join(extra.packages)}" in " ".join(ended.stderr.split()), (command, ended.stderr)
         text = " ".join(ended.stderr.split())
-        assert f"Install them with: {extra.install}; or, if keytail was installed from a clone" in text
+        assert f"With the pip of keytail's environment, run: {extra.install}; or, if keytail was installed" in text
         assert f"pip install -c conf/constraints.txt '.[{extra.name}]'" in text
     assert snapshot(tmp_path) == before
 

@@ -135,8 +135,8 @@ def _as_user(user: User, task: Callable[[Iterator[Any]], Iterator[Any]], batches
 @contextlib.contextmanager
 def as_caller() -> Iterator[None]:
     """Give this thread, and no other, the caller's rights to files within the context. Does nothing if the process
-    works as the user that started it. Threads and processes that are started within the context keep these rights, so
-    none of them may access log dirs."""
+    works as the user that started it. Threads that are started within the context, and processes that are forked
+    without an exec, keep these rights, so none of them may access log dirs. A program that is executed loses them."""
     if _caller is None:
         yield
         return
@@ -200,7 +200,7 @@ def _libc() -> ctypes.CDLL:
 def _import_as_caller() -> None:
     """Make imports find and load modules with the caller's rights: Python and packages may be readable by root only.
 
-    `import` and importlib.import_module both call this function for a module that is not loaded yet.
+    `import` and importlib.import_module both call `_find_and_load` for a module that is not loaded yet.
     """
     bootstrap: Any = sys.modules["_frozen_importlib"]
     find_and_load = bootstrap._find_and_load

@@ -21,8 +21,8 @@ _MODULES = {"delta-spark": "delta"}
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of pyproject.toml, with the packages that keytail imports; the first package is the extra's own. `adds`:
-    the commands and flags that need the extra.
+    """An extra of pyproject.toml, with the packages that keytail imports; `doctor` reports an extra
+    whose first package is missing as not installed. `adds`: the commands and flags that need the extra.
     """
 
     name: str
@@ -71,8 +71,8 @@ def require(for_what: str, extra: Extra) -> None:
     if missing := extra.missing():
         raise MissingExtra(
             f"{for_what} needs Python packages that are not installed: {', '.join(missing)}",
-            remedy=f"Install them with: {extra.install}; or, if keytail was installed from a clone of its repository, "
-            f"in that clone: pip install -c conf/constraints.txt '.[{extra.name}]', with its environment's pip",
+            remedy=f"With the pip of keytail's environment, run: {extra.install}; or, if keytail was installed from a "
+            f"clone of its repository, run in that clone: pip install -c conf/constraints.txt '.[{extra.name}]'",
         )
 
 

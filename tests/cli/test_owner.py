@@ -160,7 +160,7 @@ def test_directories_that_the_owner_cannot_write_are_refused_before_any_work(cas
         ):
             done = keytail(*command)
             assert done.returncode == 1, (command, done.stderr)
-            assert f"user id {BROKER} cannot write --" in done.stderr
+            assert f"user id {BROKER} cannot write to the directory of --" in done.stderr
             assert f"({directory})" in done.stderr
             assert "chown" in done.stderr
     assert snapshot(case.home) == before

@@ -74,7 +74,8 @@ def refuse_unwritable(path: str, flag: str) -> None:
             return
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
         raise Refused(
-            f"{current()} cannot write {flag}: started as root, keytail works as the owner of the log dirs",
+            f"{current()} cannot write to the directory of {flag}; keytail was started as root, and therefore works as "
+            "the owner of the log dirs",
             path=directory,
             remedy="Give a directory that this user can reach and write: create it, and make this user its owner "
             "(chown)",

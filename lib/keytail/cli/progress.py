@@ -33,9 +33,9 @@ from keytail.errors import visible, without_remedy
 from keytail.run.watching import HERE, DriverAddress, TaskProgress, Watch
 from keytail.threads import inheriting
 
-# Maximum number of partitions in a run without a live view in which each partition gets a line when it ends. In a
-# larger run, only partitions that failed, or are the slowest and took longer than LONG_S, get a line.
-EACH_HAS_A_LINE = 100
+# In a run without a live view and with at most this number of partitions, each partition gets a line when it ends. In
+# a larger run, only partitions that failed, or are the slowest and took longer than LONG_S, get a line.
+MAX_PARTITIONS_WITH_LINES = 100
 LONG_S = 30.0
 # Reasons with fewer characters are printed for each partition.
 _LONG_CHARACTERS = 60
@@ -130,7 +130,7 @@ class Reporter:
             counted, seconds = f"[{progress.ended}/{progress.partitions}]", now_s - self._start_s
         is_bad = is_failure(status)
         has_line = is_bad or output_style().verbose or (
-            not self._is_live and (long or progress.partitions <= EACH_HAS_A_LINE)
+            not self._is_live and (long or progress.partitions <= MAX_PARTITIONS_WITH_LINES)
         )  # fmt: skip
         if has_line:
             tail = f": {self._reason(name, status, detail)}" if detail else ""
@@ -170,7 +170,8 @@ class Reporter:
         text += f", {human_time(left_s)} left" if left_s is not None else ""
         self._print(
             f"keytail: {text}{f'; {_of(slowest)}' if slowest else ''} (at {human_time(seconds)})",
-            event="progress", verb=self.command, partitions_done=progress.ended, partitions=progress.partitions,
+            event="progress", command=self.command, partitions_done=progress.ended,
+            partitions=progress.partitions,
             bytes_done=done_bytes, bytes=progress.size_bytes, bytes_per_s=int(rate),
             seconds_left=None if left_s is None else round(left_s),
             slowest=None if slowest is None else slowest.name, phase=None if slowest is None else slowest.phase,

@@ -88,6 +88,6 @@ def _differs(path: str) -> KeytailError:
     return KeytailError(
         "a scratch file with the state of the previous pass has changed since it was written",
         path=path,
-        remedy="Run again: a new run starts its first pass from what has been replaced so far",
+        remedy="Run again: segments that were replaced so far remain replaced, and a new run plans the rest",
         slug="scratch-file-changed",
     )

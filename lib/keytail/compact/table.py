@@ -134,7 +134,7 @@ def after_plan(rows: Sequence[ResultRow], request: Request) -> str:
 
 def _after_dry_run(rows: Sequence[ResultRow]) -> str:
     if any(row.status == "would-compact" for row in rows):
-        text = "This was a dry run. To do it: stop the broker, and run the same command with --execute."
+        text = "This was a dry run. To compact, stop the broker and run the same command with --execute."
         return _with_refused(text, rows)
     return _about_refused(rows) or "This was a dry run, and no compaction is due."
 
@@ -173,7 +173,7 @@ def _about_refused(rows: Sequence[ResultRow]) -> str:
     return f"Partitions not compacted{unchanged}: {len(bad)}. Reasons and remedies are given above."
 
 
-_DO_IT = "To do it: run the same command with --execute."
+_DO_IT = "To compact, run the same command with --execute."
 
 
 def next_step(rows: Sequence[ResultRow], request: Request) -> str:

@@ -137,8 +137,8 @@ def next_step(rows: Sequence[CutRow], request: Request) -> str:
         )
     return (
         f"What to do now: give each broker and controller its new log dirs, which are in {request.output_dir}/node-ID "
-        "for the node.id ID. Let the user that the broker runs as own the log dirs. Check the log dirs with keytail "
-        "verify and keytail audit. Start all nodes, and restart producers and consumers."
+        "for the node.id ID. Make the broker's user the owner of the log dirs (chown -R). Check the log dirs with "
+        "keytail verify and keytail audit. Start all nodes, and restart producers and consumers."
     )
 
 

@@ -64,7 +64,7 @@ def cut(
             reporter.done(name, one.status if isinstance(one, CutRow) else "read", size_bytes, error)
             return one
 
-        with Threads(cores()) as threads:  # kernels run without Python's lock
+        with Threads(cores()) as threads:  # kernels release the GIL
             found = list(threads.map(examined_in_thread, cluster.partitions, sizes))
         examined = [one for one in found if isinstance(one, Examined)]
         if len(examined) < len(found):
@@ -163,15 +163,15 @@ def _reason(one: Examined, plan: Plan) -> str:
     if reason.kind == "transaction":
         return f"the transaction of {reason.subject} is not complete in all partitions"
     if reason.kind == "committed-offset":
-        return f"group {reason.subject} committed an offset above the cut of its partition"
+        return f"group {reason.subject} committed an offset above the cut of the partition that the offset is for"
     return one.limited_by
 
 
 def _write(
     fs: FileSystem, cluster: Cluster, examined: Sequence[Examined], rows: Sequence[CutRow], output: str
 ) -> list[CutRow]:
-    """Write the output and return the rows. After a failure nothing more is written, not even `meta.properties`, so no
-    broker starts on the output."""
+    """Write the output and return the rows. After a failure no further partition is begun, and `meta.properties` is not
+    written, so no broker starts on the output."""
     paths = output_paths(output, cluster.nodes)
     make_directories(fs, output, paths)
     run_id = secrets.token_hex(4)

@@ -44,9 +44,9 @@ class ReplicaLog:
 
 @dataclass(frozen=True)
 class Examined:
-    """A partition, and the values that constrain its cut. `limit` is the offset up to which all in-sync replicas agree,
-    without leader epochs that the metadata log lacks; `limited_by` states the reason, and is empty if no record is
-    above the limit.
+    """A partition, and the values that constrain its cut. `limit` is the offset below which all in-sync replicas agree
+    and no batch has a leader epoch that the metadata log lacks; `limited_by` states the reason, and is empty if no
+    in-sync replica has a record above the limit.
 
     `counts` (int64) has the number of records, 0 for control batches, of each batch of the longest in-sync replica,
     which is `logs[longest]`. `may_have_lost_markers` is set if every in-sync log has gaps.

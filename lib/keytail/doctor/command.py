@@ -18,8 +18,8 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 Warm = Annotated[bool, o.flag(
     "--warm",
-    "Compile all kernels now, which takes about a minute, once for each version and user. Without the flag, the first "
-    "run of each command compiles its kernels.",
+    "Compile all kernels now, which takes about a minute. This is needed once for each version of keytail and each "
+    "user. Without the flag, the first run of each command compiles its kernels.",
 )]
 
 

@@ -219,7 +219,7 @@ class Erasure:
             state.item = state.item.again(self.fs)
         except (KeytailError, OSError) as problem:
             part.fail(as_problem(problem))
-            status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped": a signal
+            status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped": a signal stopped it
             state.row = replace(state.row, status=status, error=part.row.error)
         self.made.setdefault(state.row.name, []).extend(part.made)
         if part.problem is not None:

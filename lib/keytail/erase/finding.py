@@ -101,8 +101,8 @@ class FoundInPartition:
 
 
 def longest_without_records(bases: Sequence[int], segments: Iterable[FoundInSegment]) -> int:
-    """Return the largest number of adjacent segments that are left without a record. `bases` are the base offsets of
-    all segments, ascending."""
+    """Return the largest number of adjacent segments of which the erasure removes every record. `bases` are the base
+    offsets of all segments, ascending."""
     emptied = {segment.base_offset for segment in segments if segment.erased == segment.records}
     longest = run = 0
     for base in bases:

@@ -105,9 +105,9 @@ class EraseRewriter(Rewriter):
     ) -> None:
         """Append the batches, after lowering the max timestamp of each batch that is emptied now or was empty before.
 
-        A broker looks up a time only in the first segment whose largest timestamp reaches it, and would find no record
-        there. The timestamp of an active producer's last batch is retained, because the producer's expiration depends
-        on it.
+        A broker looks up a time only in the first segment whose largest timestamp reaches it. If only an emptied batch
+        reached it, the broker would find no record there. The timestamp of an active producer's last batch is retained,
+        because the producer's expiration depends on it.
         """
         table, action = chunk.table[slice(*part)], rows.action[slice(*part)]
         was_empty = (action == COPY) & (table["record_count"] == 0)

@@ -55,7 +55,7 @@ class Divider:
         for partition in found.tolist():
             at = int(starts[partition]) // _WORD
             words[at : at + _HEAD_WORDS] = heads[partition]
-            # Set the padding to 0, because `_fill` may not write the last bytes
+            # `_fill` does not write the padding, so the last word is set to 0 first
             words[int(ends[partition]) // _WORD - 1] = 0
         _fill(words, parts, partitions, columns, [starts + section for section in sections], found)
         of_bytes = words.view(np.uint8)

@@ -17,8 +17,8 @@ from keytail.kernels.native import xxh3_128
 class KeyTable(NamedTuple):
     """Hashes of keys: the words `low` and `high` (uint64[n]), sorted by the low word, and then by the high word.
 
-    `starts` (int64[2**bits + 1]) has at index i the index of the first hash whose upper `bits` bits are at least i;
-    `shift` (uint64) is 64 - bits.
+    `starts` (int64[2**bits + 1]) has at index i the index of the first hash whose low word has upper `bits` bits of at
+    least i; `shift` (uint64) is 64 - bits.
     """
 
     low: np.ndarray

@@ -66,7 +66,7 @@ def partition_of_keys(data, offsets, nulls, n_partitions):
     if n_partitions < 1:
         raise ValueError(f"invalid number of partitions {n_partitions}: must be at least 1")
     if len(offsets) != len(nulls) + 1 or offsets[0] < 0 or offsets[-1] > len(data) or (np.diff(offsets) < 0).any():
-        raise ValueError("invalid offsets: one more than keys is needed, and they must ascend inside the data")
+        raise ValueError("invalid offsets: there must be one more than keys, in ascending order inside the data")
     out = np.empty(len(nulls), np.int32)
     # The views are always read-only, so that one compiled kernel serves read-only and writable arrays.
     views = [np.ascontiguousarray(array, dtype).view() for array, dtype in

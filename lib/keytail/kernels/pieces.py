@@ -19,9 +19,9 @@ def whole_records(data, end, most, up_to_delta, out):
     `up_to_delta` on.
 
     `out` receives the position after the last of these records, their number, the offset delta of the first record, the
-    largest offset delta (-1: unreadable), and how many bytes the next record needs if not all are there: its size, or
-    one more byte while its length is incomplete. That number is 0 if `most`, the delta or an invalid length ended the
-    count. All other errors in a record are reported by the code that walks the record.
+    largest offset delta (-1: unreadable), and the number of bytes that the next record needs if it is incomplete: its
+    size, or one more than are available if its length is incomplete. That number is 0 if `most`, the delta or an
+    invalid length ended the count. All other errors in a record are reported by the code that walks the record.
     """
     p, n, wanted = np.int64(0), np.int64(0), np.int64(0)
     first_delta, largest_delta = np.int64(-1), np.int64(-1)

@@ -12,7 +12,7 @@ from keytail.kernels.native import copy_bytes
 
 @kernel
 def count_rows(partitions, offsets, rows, sizes):
-    """Add the rows of each partition to `rows`, and the sizes between their offsets to `sizes` (both int64)."""
+    """Add the number of rows of each partition to `rows`, and the bytes of these rows to `sizes` (both int64)."""
     for i in range(len(partitions)):
         p = partitions[i]
         if p >= 0:

@@ -21,7 +21,8 @@ from keytail.run.spark.engine import name_jobs
 # Age in hours at which unreferenced files are removed. Delta refuses an age below its default of a week, because a
 # reader or writer may still use the files.
 VACUUM_HOURS = 168
-# Spark's default number of tasks, 200 for each shuffle and for each step of Delta's VACUUM, is meant for large tables.
+# Spark's default numbers of tasks, 200 for each shuffle and 10,000 for the listing of Delta's VACUUM, are for large
+# tables.
 _FEW = {"spark.sql.shuffle.partitions": "8", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}
 
 

@@ -226,7 +226,7 @@ def _integer(text: str, path: str, line_number: int, limit: int, what: str) -> i
 
 def _corrupt(path: str, line_number: int, complaint: str) -> CorruptLog:
     return CorruptLog(
-        f"line {line_number} of the checkpoint {complaint}",
+        f"invalid line {line_number} of the checkpoint: it {complaint}",
         path=path,
         remedy="Repair the file first: a broker takes the log dir offline for this error",
         slug="invalid-checkpoint",

@@ -25,7 +25,7 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
     end. With `committed`, the range does not extend beyond the last stable offset, where the earliest open transaction
     begins; the age of that transaction at `now_ms` is reported.
 
-    Raises Refused if there is no high watermark and `log_end` is not set, and if segments are being replaced or a
+    Raises Refused if there is no high watermark and `log_end` is not set, or if segments are being replaced or a
     replacement was interrupted: in these states the listed segments may not be the whole log. Raises CorruptLog if the
     log ends before its high watermark, or if it ends with bytes that are not a batch although the broker stopped
     cleanly.
@@ -37,8 +37,8 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
             "no high watermark: replication-offset-checkpoint has no entry for this partition, so it is unknown which "
             "records all replicas have",
             path=facts.path,
-            remedy="Give --high-watermark log-end, or the option highWatermark of the Spark source, if this copy is "
-            "the only one or has all records",
+            remedy="Give --high-watermark log-end (Spark source: the option highWatermark=log-end) if this copy is the "
+            "only one or has all records",
             slug="no-high-watermark",
         )
     if log_end:
@@ -50,9 +50,10 @@ def readable(fs: FileSystem, facts: PartitionFacts, *, committed: bool, log_end:
         limit = max(min(limit, facts.high_watermark), facts.log_start_offset)
     if not committed:
         return Readable(limit, tuple(notes))
-    # Without a snapshot, a broker that stopped cleanly assumes that no transaction is open; the log may show one.
-    with_snapshot = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
-    unstable = first_unstable(fs, with_snapshot, now_ms=now_ms)
+    # After a clean shutdown without a snapshot, a starting broker assumes that no transaction is open. The log may
+    # contain one, so it is read as after an unclean shutdown.
+    as_to_read = replace(facts, clean_shutdown=facts.clean_shutdown and bool(facts.snapshots))
+    unstable = first_unstable(fs, as_to_read, now_ms=now_ms)
     if unstable is not None and unstable.offset < limit:
         limit = unstable.offset
         notes.append(f"up to offset {limit}: {unstable.why}")

@@ -68,7 +68,7 @@ class MissingSegments:
         return file.endswith(names.SNAPSHOT) and self._scope.claims.cleaner is not None
 
     def _is_after_a_crash(self, base: int) -> bool:
-        """Return whether the segment at `base` may not have been synced when a broker was killed. A copy without
+        """Return whether the segment at `base` was possibly not yet synced when a broker was killed. A copy without
         checkpoints is not treated as left by a killed broker."""
         return self._scope.claims.recovery_point is not None and self._scope.is_recovered(base)
 

@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 _CELL_SCHEMA = "shard int, place bigint, data binary"
 _PROBLEM = -1  # the order of an error, before all cells of shard 0
-_BATCH_BYTES = 4 << 20  # bytes of cells from which on an Arrow batch is sent: few calls, little memory
+_BATCH_BYTES = 4 << 20  # an Arrow batch is sent once its cells have this many bytes
 _SETTINGS = {
     # A row can have megabytes, and without this limit an Arrow batch could contain 10,000 rows.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(16 << 20),
@@ -114,7 +114,7 @@ class StagesOnSpark:
                 raise lost(problem, "once") from problem
             raise_if_ended(self.engine, problem)
             try:
-                outcomes = job()  # on one host, a worker that dies ends its Spark job
+                outcomes = job()  # a local master does not retry a task whose worker died
             except Exception as again:
                 raise_if_ended(self.engine, again)
                 raise lost(again, "twice") from again

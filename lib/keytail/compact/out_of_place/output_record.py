@@ -1,7 +1,7 @@
 """The record beside the files of a partition that was written out of place: it describes the files to the next run.
 
-The record is JSON with a version, and is written atomically: before files are changed as unfinished, and last as
-finished (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and evaluate output records.
+The record is JSON with a version, and is written atomically: as unfinished before any file is changed, and as finished
+at the end (compact/out_of_place/OUT_OF_PLACE.md). Other modules store and evaluate output records.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def is_foreign_root_file(name: str) -> bool:
 
 
 class MountedTree:
-    """One log dir of the target. The log dir is a copy of the log dir `source`, with the same owner and mode."""
+    """One log dir of the target, with the compacted partitions of the log dir `source`, and with its owner and mode."""
 
     def __init__(self, fs: FileSystem, path: str, source: str) -> None:
         self.fs, self.path, self.source = fs, path, source

@@ -2,7 +2,8 @@
 
 A place follows a batch that the offset index of the source names. The corresponding place in the output, and the state
 of the output's indexes at that place, follow from the last entries of these indexes before the place and a few headers
-after those entries. Nothing is checked in this module: a wrong state only makes one walk prove the pass (in_parts.py).
+after those entries. Nothing is checked in this module: if a state is wrong, the whole pass is proven by one walk
+instead (in_parts.py).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Boundary:
 
     @classmethod
     def of(cls, proof: Proof, source: int, outputs_before: int) -> Boundary:
-        """Return the state that the walk of `proof` has reached in number `source` of a group's sources."""
+        """Return the state that the walk of `proof` has reached in the source with index `source` of a group."""
         state = proof.state
         indexes = IndexState(*(int(state.indexes[name]) for name in IndexState._fields))
         return cls(

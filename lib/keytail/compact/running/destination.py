@@ -29,8 +29,9 @@ class Installation(Protocol):
         """The base offsets of the segments that have been installed so far."""
 
     def install(self, result: CleaningResult, is_stopped: Callable[[], bool]) -> None:
-        """Put the output of one pass into the destination, durably. Raises Interrupted if a part of it is left when
-        `is_stopped` returns true, and other KeytailErrors or OSError; the caller then calls `fail`."""
+        """Put the output of one pass into the destination, durably. Raises Interrupted if `is_stopped` returns true
+        before all of it is in place, and another KeytailError or OSError if an operation fails; the caller then calls
+        `fail`."""
 
     @property
     def result(self) -> CleaningResult:

@@ -92,7 +92,7 @@ def as_follower(
         raise Refused(
             f"a set of {len(incoming.data)} bytes is larger than the segment size of {config.segment_bytes} bytes",
             offset=int(incoming.table["base_offset"][0]),
-            remedy=f"{NOTHING_WRITTEN}; append it in smaller sets",
+            remedy=f"{NOTHING_WRITTEN}; append the batches in smaller sets",
             slug="set-exceeds-segment",
         )
     return incoming

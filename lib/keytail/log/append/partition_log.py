@@ -35,7 +35,7 @@ DEFAULTS = AppendConfig()
 class Appended:
     """The offsets and number of the appended batches; if there are none, `last_offset` is `first_offset` - 1.
 
-    `duplicates` describes the batches that their producer had sent before, as these are in the log.
+    `duplicates` describes the batches that their producer had sent before, with the offsets that they have in the log.
     """
 
     first_offset: int
@@ -83,7 +83,7 @@ class PartitionLog:
     ) -> Self:
         """Open the log in the directory `path`, or create a log if there is no segment; forget expired producers.
 
-        Raises Refused for a log that was not closed cleanly, and while the log dir claims a clean shutdown (APPEND.md,
+        Raises Refused if the log was not closed cleanly, or if the log dir still has `.kafka_cleanshutdown` (APPEND.md,
         "Before a log is opened"). A new log begins at `log_start_offset`; for an existing log, give the offset in the
         checkpoint.
         """
@@ -159,8 +159,8 @@ class PartitionLog:
         self._effects(self._log.active.open_indexes)
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
-        """Refuse a set with more index entries or offsets than fit into a segment: a broker would append it, and then
-        fail."""
+        """Refuse a set with more index entries or offsets than fit into a segment: a broker fails, in the case of index
+        entries after it has written the set."""
         segment, first = self._log.active, int(taken.table["base_offset"][0])
         base, state, size_bytes = segment.base_offset, segment.index_state, segment.size_bytes
         if self._log.rolls_before(taken.as_one_row, now_ms):

@@ -21,7 +21,7 @@ from keytail.kernels.opening.decoders import Decoders
 from keytail.limits import max_record_bytes
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES, WHOLE_BLOCK_RECORDS, Piece, pieces
 
-# Number of decompressed bytes opened at a time: so many bytes stay in the CPU cache until they are walked and copied.
+# Number of decompressed bytes opened at a time: they stay in the CPU cache until they are walked and copied.
 ARENA_BYTES = 4 << 20
 
 _RECORD_ERRORS = {
@@ -152,8 +152,8 @@ class BlockOpener:
         Decompressed blocks, and messages of magic 0 and 1 converted to v2 records, are in an arena that the part after
         the next one overwrites. A part has up to about `arena_bytes` in the arena, or one block of at most
         WHOLE_BLOCK_BYTES, or is a piece of a block that is larger or has more than WHOLE_BLOCK_RECORDS records. Raises
-        CorruptLog for a block that cannot be decompressed or converted, Refused for a record in a piece, or for the
-        decompressed messages of magic 0 or 1 in a message, of more than `max_record_bytes`.
+        CorruptLog for a block that cannot be decompressed or converted. Raises Refused if one record of a piece, or the
+        decompressed content of one message of magic 0 or 1, has more than `max_record_bytes`.
         """
         table = chunk.table
         n = len(table)
@@ -185,8 +185,8 @@ class BlockOpener:
     def _open_span(
         self, layout: _Layout, row: int, end: int, packed: int, floor: int
     ) -> Iterator[OpenedRows]:
-        """Open and yield the rows from `row` to before `end`, except those that are opened in pieces because of their
-        number of records. The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
+        """Open and yield the rows from `row` to before `end`, none of which may have more than WHOLE_BLOCK_RECORDS
+        records. The first `floor` bytes of an arena contain converted messages of magic 0 and 1."""
         chunk, where, start, size = layout.chunk, layout.where, layout.start, layout.size
         first, used, limit = row, floor, floor + self._arena_bytes
         if packed and row < end:
@@ -294,7 +294,7 @@ def _too_large(chunk: Chunk, row: int, reason: Refused) -> Refused:
 def _cannot_be_opened(chunk: Chunk, row: int, codec: int, reason: ValueError) -> CorruptLog:
     name = CODECS[codec] if codec < len(CODECS) else f"unknown codec {codec}"
     return CorruptLog(
-        f"records cannot be decompressed ({name}: {reason})",
+        f"the records of the batch cannot be read ({name}: {reason})",
         path=chunk.path,
         byte_position=int(chunk.table["position"][row]),
         offset=int(chunk.table["base_offset"][row]),
