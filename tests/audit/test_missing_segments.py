@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,8 @@ def test_without_checkpoints_intact_replicas_do_not_differ(case: int, tmp_path: 
     for replica in replicas:
         if rng.random() < 0.6:
             replica.cleaned_to = None
+    if rng.random() < 0.4:  # a replica lost its disk, and fetched the log of another one
+        replicas.append(replace(rng.choice(replicas), cleaned_to=0))
     for shards in (1, 3):
         assert not found(replicas, tmp_path, shards).divergences
 

@@ -95,9 +95,9 @@ def limits(
         if checkpoint is None:
             found.append(((own, end - 1), (end, end - 1)))
         elif fetched <= checkpoint:
-            found.append(((checkpoint, checkpoint - 1), (highest, max(ends) - 1)))
+            found.append(((checkpoint, checkpoint - 1), (max(ends), max(ends) - 1)))
         else:
-            found.append(((fetched, max(ends) - 1), (highest, max(ends) - 1)))
+            found.append(((fetched, max(ends) - 1), (max(ends), max(ends) - 1)))
     return found
 
 
