@@ -14,6 +14,7 @@ def max_record_bytes() -> int:
     """Return the largest uncompressed size in bytes of a record, or of all messages in a compressed message (magic 0
     or 1).
 
-    Larger batches are decompressed in pieces, but each record must fit into memory as a whole.
+    Larger batches are decompressed in pieces, but each record must fit into memory as a whole. A record of magic 2
+    of at most `pieces.PIECE_BYTES`, or in a batch of at most `pieces.WHOLE_BLOCK_BYTES`, is read with any limit.
     """
     return int(os.environ.get(MAX_RECORD_VARIABLE) or MAX_RECORD_BYTES)

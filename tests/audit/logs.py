@@ -264,12 +264,12 @@ def _fits(kind: str, replicas: list[Replica], number: int, batch: Batch, record:
         own = replicas[number]
         same = [x for b in own.batches() if not b.transactional for x in b.records if x.key == record.key]
         newer = [x for b in own.batches() for x in b.records if x.key == record.key and x.offset > record.offset]
-        # The missing record is also explained by a later record that this replica has not fetched, at the offset up to
-        # which it was cleaned.
+        # The missing record is also explained by a later record that this replica has not fetched, below the offset up
+        # to which it was cleaned.
         limit = max(r.cleaned_to or 0 for r in replicas)
         newer += [
             x for r in replicas for b in r.batches() for x in b.records
-            if x.key == record.key and record.offset < x.offset <= limit
+            if x.key == record.key and record.offset < x.offset < limit
         ]  # fmt: skip
         # A tombstone may be removed with all records that it deletes.
         left = record.value is not None or any(own.log_start <= x.offset < record.offset for x in same)

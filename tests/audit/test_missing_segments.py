@@ -7,17 +7,21 @@ from __future__ import annotations
 import random
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keytail.audit.command import AuditRow, Request
-from keytail.audit.compare import shown_cleaned_to
+from keytail.audit.compare import ReplicaLog, cleaning_limits, shown_cleaned_to
 from keytail.audit.driver import audit as audit_replicas
 from keytail.audit.stages import Alone, Audit, audit
 from keytail.format.batch import BATCH_TABLE, DELETE_HORIZON
+from keytail.kernels.audit.reasons import KNOWN, POSSIBLE
 from keytail.log.fs import LOCAL
 from tests import golden
 from tests.audit.logs import NOW, Replica, expected, random_segments, task_of, variants
@@ -93,6 +97,8 @@ def test_without_checkpoints_intact_replicas_do_not_differ(case: int, tmp_path: 
     for replica in replicas:
         if rng.random() < 0.6:
             replica.cleaned_to = None
+    if rng.random() < 0.4:  # a replica lost its disk, and fetched the log of another one
+        replicas.append(replace(rng.choice(replicas), cleaned_to=0))
     for shards in (1, 3):
         assert not found(replicas, tmp_path, shards).divergences
 
@@ -213,6 +219,36 @@ def test_gaps_show_that_a_replica_fetched_from_a_cleaned_one(tmp_path: Path) -> 
     result = found([whole, log((0, single(5)), *WHOLE[3:], cleaned_to=6), without], tmp_path)
     assert dict(result.explained) == {"superseded": 3, "cleaning-unknown": 2}
     assert dict(result.divergences) == {}
+
+
+def test_a_replica_fetched_from_a_cleaned_one_whose_checkpoint_is_unknown(tmp_path: Path) -> None:
+    """The record after a gap may be the one that superseded the records in the gap."""
+    leader, fetched = log((0, single(3)), *WHOLE[2:]), log((0, single(3, 4)), (5, single(5, 6)), cleaned_to=0)
+    result = found([log(*WHOLE, cleaned_to=0), leader, fetched], tmp_path)
+    assert (dict(result.divergences), dict(result.explained)) == ({}, {"superseded": 3})
+
+
+def test_the_first_repeated_key_limits_the_cleaning_of_all_keys(tmp_path: Path) -> None:
+    """The repeated key is in one shard; the lost record, which only a record above the repetition superseded, is in
+    another. The gap in the first segment shows cleaning above the lost record."""
+    keys = [b"k%d" % n for n in range(40)]
+    first, lost = single(0, keys=b"x"), b"".join(single(1 + n, keys=key) for n, key in enumerate(keys))
+    rest = single(50, keys=b"y") + single(51, keys=b"x")
+    rest += b"".join(single(60 + n, keys=key) for n, key in enumerate(keys))
+    for shards in (1, 8):
+        result = found([log((0, first + lost + rest), cleaned_to=0), log((0, first + rest))], tmp_path, shards)
+        assert (dict(result.divergences), dict(result.explained)) == ({"lost": 40}, {}), shards
+
+
+offsets = st.integers(0, 20)
+
+
+@given(st.lists(st.tuples(st.none() | offsets, offsets, offsets), min_size=2, max_size=4))
+def test_known_cleaning_is_possible_cleaning(facts: list[tuple[int | None, int, int]]) -> None:
+    replicas = [ReplicaLog("r", "", (), 0, 30, None, cleaned_to) for cleaned_to, _, _ in facts]
+    limits, last = cleaning_limits(replicas, [shown for _, shown, _ in facts], [first for _, _, first in facts])
+    assert (limits[KNOWN] <= limits[POSSIBLE]).all()
+    assert (last[KNOWN] <= last[POSSIBLE]).all()
 
 
 def table(*rows: tuple[int, int, int, int]) -> np.ndarray:

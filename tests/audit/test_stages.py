@@ -153,10 +153,12 @@ def test_epochs_with_different_starts_differ_if_a_record_is_between_the_starts(t
 
 
 def test_above_the_cleaned_offset_no_record_may_be_missing(tmp_path: Path) -> None:
-    """A missing record is explained by a later record of its key only below the largest checkpoint."""
+    """A missing record is explained by a later record of its key only below the largest checkpoint: the record at the
+    checkpoint itself was not cleaned."""
     whole = [encode_batch([Rec(n, NOW, b"k", b"v")]) for n in range(4)]
     lost = {"lost": 1}
-    for cleaned_to, kinds in (((0, 0), lost), ((2, 0), {}), ((0, 2), {}), ((0, 1), lost), ((0, None), {})):
+    cases = ((0, 0), lost), ((2, 0), lost), ((3, 0), {}), ((0, 2), lost), ((0, 3), {}), ((0, None), lost)
+    for cleaned_to, kinds in cases:
         replicas = [one_batch(*whole), one_batch(whole[0], *whole[2:])]
         for replica, offset in zip(replicas, cleaned_to, strict=True):
             replica.cleaned_to = offset

@@ -226,13 +226,14 @@ def test_transactions_of_one_epoch_are_refused_if_they_have_to_be_cut(run: Run, 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("case", ["broker", "directory", "topic-id", "bytes", "no-metadata", "not-empty"])
+@pytest.mark.parametrize("case", ["broker", "directory", "topic-id", "setting", "bytes", "no-metadata", "not-empty"])
 def test_states_that_cannot_be_cut_are_refused(run: Run, tmp_path: Path, case: str) -> None:
     cluster = simple()
     copies, output = copies_of(tmp_path, cluster), tmp_path / "out"
     expected = {
         "broker": "in-sync-replica-not-given", "directory": "in-sync-replica-absent", "topic-id": "topic-id-differs",
-        "bytes": "replicas-differ", "no-metadata": "no-metadata-log", "not-empty": "directory-not-empty",
+        "setting": "invalid-config-value", "bytes": "replicas-differ", "no-metadata": "no-metadata-log",
+        "not-empty": "directory-not-empty",
     }[case]  # fmt: skip
     if case == "broker":
         copies.pop()
@@ -240,6 +241,10 @@ def test_states_that_cannot_be_cut_are_refused(run: Run, tmp_path: Path, case: s
         shutil.rmtree(copies[0] / "a-1")
     elif case == "topic-id":
         (copies[0] / "a-1" / "partition.metadata").write_text(f"version: 0\ntopic_id: {c.topic_id('b')}")
+    elif case == "setting":
+        shutil.rmtree(copies[2] / "__cluster_metadata-0")  # the newest, which is used
+        invalid = model.topic_config("a", "index.interval.bytes", "4k")
+        c.write_metadata(copies[2] / "__cluster_metadata-0", invalid, records=3)
     elif case == "bytes":
         made = encode_batch([Rec(n, c.NOW + n, b"k%d" % n, b"else") for n in range(3)])
         (copies[0] / "a-1" / f"{0:020d}.log").write_bytes(made)

@@ -107,3 +107,7 @@ def test_gaps_of_a_compacted_log_are_not_findings_and_only_some_are_listed(tmp_p
     assert lines[1] == "  0 is followed by 2"
     assert lines[-1] == "  and 49 more"
     assert len(lines) == MAX_GAPS + 2
+    text, _ = dumped(tmp_path, as_json=True, deep_iteration=True)
+    found = json.loads(text.splitlines()[-1])
+    assert (found["type"], found["count"], len(found["gaps"])) == ("gaps", MAX_GAPS + 49, MAX_GAPS)
+    assert found["gaps"][0] == {"before": 0, "after": 2}

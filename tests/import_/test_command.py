@@ -23,6 +23,7 @@ from keytail.import_.command import ImportRow, Request, exit_status, next_step, 
 from keytail.import_.local_source import look
 from keytail.import_.source import Source
 from keytail.import_.target import Target, find_target
+from keytail.log.cluster.replay import Topic
 from keytail.log.fs import LOCAL
 from keytail.log.lock import hold
 from keytail.run.rates import HERE_BYTES
@@ -220,7 +221,8 @@ def test_an_import_while_a_broker_runs_is_refused(run: Run, log_dir: Path) -> No
 def target(log_dir: Path, known: Mapping[int, tuple[int, ...]] | None = None, **changes: Any) -> Target:
     configuration = read_configuration(None, (POLICY,), topics_have_no_overrides=True)
     if known is not None:
-        topic = SimpleNamespace(topic_id="A" * 22, replicas=known)
+        latest = {number: brokers[:1] for number, brokers in known.items()}  # others may be removed, uncommitted
+        topic = Topic("A" * 22, latest, known)
         metadata: Any = SimpleNamespace(
             topics={"orders": topic}, topic_configs={"orders": {}}, cluster_configs={}, broker_configs={},
             as_of_offset=7, as_of_ms=-1, path="m", uncertain_topics={}, features={},

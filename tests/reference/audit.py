@@ -76,11 +76,10 @@ def limits(
         for _, batches in log for b in batches for r in b.records
         if r.offset >= start and r.key is not None and not b.control and not b.transactional
     }  # fmt: skip
+    ends = []
     for log, start, own, checkpoint in zip(logs, starts, shown, checkpoints, strict=True):
         if checkpoint is not None:
-            fetched = min(own, highest)
-            known = (checkpoint, checkpoint) if checkpoint >= fetched else (fetched, highest)
-            found.append((known, (highest, highest - 1)))
+            ends.append(checkpoint)
             continue
         records = [(r, b) for _, batches in log for b in batches if not b.control for r in b.records]
         records = [(r, b) for r, b in records if r.offset >= start]
@@ -90,8 +89,15 @@ def limits(
             if not b.transactional:
                 oldest.setdefault(r.key, r.offset)
         first += [offset for offset, key in everywhere if offset > oldest.get(key, offset)]
-        possible = max(own, highest, min(first, default=2**63 - 1))
-        found.append(((own, possible), (possible, possible - 1)))
+        ends.append(max(own, highest, min(first, default=2**63 - 1)))
+    for own, checkpoint, end in zip(shown, checkpoints, ends, strict=True):
+        fetched = min(own, highest)
+        if checkpoint is None:
+            found.append(((own, end - 1), (end, end - 1)))
+        elif fetched <= checkpoint:
+            found.append(((checkpoint, checkpoint - 1), (max(ends), max(ends) - 1)))
+        else:
+            found.append(((fetched, max(ends) - 1), (max(ends), max(ends) - 1)))
     return found
 
 

@@ -123,8 +123,9 @@ def test_a_broker_of_each_version_serves_a_repacked_log_dir(version: str, tmp_pa
         broker.stop()
         # With ZooKeeper, dynamic settings are not in the log dirs.
         expiration = ("--topic-config", "producer.id.expiration.ms=86400000")
+        unclean = ("--topic-config", "unclean.leader.election.enable=false")
         forget = rng.choice([(), ("--forget-producers", *expiration)])
-        flags = ("--repack", "--replicas-in-sync", "--compression", "zstd", *forget, "--execute")
+        flags = ("--repack", "--replicas-in-sync", *unclean, "--compression", "zstd", *forget, "--execute")
         given = settings_of(broker, tmp_path / "topics.txt")
         rows = keytail("compact", *given, *flags)
         done = {row["topic"]: row for row in rows if row["status"] == "repacked"}

@@ -98,19 +98,23 @@ def cleaning_limits(
     `first_removable`: the first offset at which the log shows that it was not cleaned: the offset of a record without a
     key, or of a record whose key has an older record. A replica that lost its disk may have fetched a log that another
     replica had cleaned. The replica's own log shows up to which offset this is known; it is possible up to the highest
-    offset to which any replica was cleaned.
+    offset to which any replica may have been cleaned. A record at the offset to which a replica was cleaned superseded
+    nothing: no cleaner has read it.
     """
     limits, last = np.zeros((2, len(replicas)), np.int64), np.zeros((2, len(replicas)), np.int64)
     highest = max(s if r.cleaned_to is None else r.cleaned_to for r, s in zip(replicas, shown, strict=True))
+    ends = [
+        max(shown[n], first_removable[n], highest) if replica.cleaned_to is None else replica.cleaned_to
+        for n, replica in enumerate(replicas)
+    ]
     for n, replica in enumerate(replicas):
         if replica.cleaned_to is None:
-            possible = max(shown[n], first_removable[n], highest)
-            limits[:, n] = shown[n], possible
-            last[:, n] = possible, possible - 1
+            limits[:, n] = shown[n], ends[n]
+            last[:, n] = ends[n] - 1
         else:
             fetched = min(shown[n], highest)
-            limits[:, n] = max(replica.cleaned_to, fetched), highest
-            last[:, n] = replica.cleaned_to if fetched <= replica.cleaned_to else highest, highest - 1
+            limits[:, n] = max(replica.cleaned_to, fetched), max(ends)
+            last[:, n] = (replica.cleaned_to if fetched <= replica.cleaned_to else max(ends)) - 1, max(ends) - 1
     return limits, last
 
 

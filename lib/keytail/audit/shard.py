@@ -246,15 +246,11 @@ class _Shard:
 
 
     def _needs_all_shards(self) -> bool:
-        """Return whether there are transactions, or a replica without a checkpoint lacks a record above the offset to
-        which its log shows cleaning."""
+        """Return whether there are transactions, or a replica without a checkpoint: its first removable record may be
+        in another shard."""
         if (self.entries[:, entries.WHAT] & entries.IS_TRANSACTIONAL).any():
             return True
-        offsets = self.entries[self.missing_at, entries.OFFSET]
-        return self.task.shards > 1 and any(
-            replica.cleaned_to is None and bool((offsets[self.missing_in >> number & 1 != 0] >= shown).any())
-            for number, (replica, shown) in enumerate(zip(self.task.replicas, self.found.shown, strict=True))
-        )
+        return self.task.shards > 1 and any(replica.cleaned_to is None for replica in self.task.replicas)
 
 
 def _slots(n: int) -> np.ndarray:

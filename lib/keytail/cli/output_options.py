@@ -72,9 +72,8 @@ class RecordFlags:
 
     max_record_bytes: Annotated[int | None, o.run_flag(
         "--max-record-bytes SIZE",
-        "Largest uncompressed record that is read into memory; larger records are refused. A task uses up to five "
-        "times "
-        "this size. Default: 64m.",
+        "Largest uncompressed record that is read into memory; larger records are refused, except those of at most 8m "
+        "and those in batches of at most 32m. A task uses up to five times this size. Default: 64m.",
     )] = None
 
     def apply(self) -> None:

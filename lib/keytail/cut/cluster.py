@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from keytail.cli.replicas import Replica
 from keytail.config.files import parse_meta_properties
+from keytail.config.keys import KEYS, parse
 from keytail.cut.fixed_point import PartitionKey
 from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal, slugs_of
 from keytail.format import names
@@ -24,7 +25,6 @@ from keytail.log.partition import LogDirFacts, PartitionEntry
 
 _INDEX_INTERVAL, _INDEX_BYTES, _TIERED = "index.interval.bytes", "segment.index.bytes", "remote.storage.enable"
 _SHARE_GROUPS = "__share_group_state"
-_KAFKAS_DEFAULTS = {_INDEX_INTERVAL: 4096, _INDEX_BYTES: 10485760}
 
 
 @dataclass(frozen=True)
@@ -187,13 +187,14 @@ def _hosted(
         problems.append(refusal(metadata.uncertain_topics[name], slug="uncertain-topic"))
     if not hosts and not any(problems):
         problems.append(refusal("no replica of the partition is in the given log dirs", slug="no-replica-given"))
+    interval, index = (_setting(settings, setting, problems) for setting in (_INDEX_INTERVAL, _INDEX_BYTES))
     return Hosted(
         key,
         topic.topic_id,
         topic.leader_epochs[partition],
         tuple(hosts),
-        _setting(settings, _INDEX_INTERVAL),
-        _setting(settings, _INDEX_BYTES),
+        interval,
+        index,
         tuple(_notes(name, in_sync)),
         joined(problems),
     )
@@ -215,10 +216,17 @@ def _notes(topic: str, in_sync: Sequence[int]) -> Iterator[str]:
         )
 
 
-def _setting(settings: Mapping[str, Values], name: str) -> int:
-    values = settings.get(name, ())
-    latest = values[-1] if values else None
-    return int(latest) if latest is not None and latest.isdecimal() else _KAFKAS_DEFAULTS[name]
+def _setting(settings: Mapping[str, Values], name: str, problems: list[ErrorText]) -> int:
+    """Return the topic's latest value of a setting. If it is invalid, add a reason to refuse the partition."""
+    latest, key = (settings.get(name) or (None,))[-1], KEYS[name]
+    try:
+        value = key.default if latest is None else parse(key, latest)
+    except ValueError:
+        text = f"the metadata log has the invalid value {latest!r} for {name} of the topic"
+        remedy = f"Let the topic have {key.allowed}, and take new snapshots; or restore this topic by other means"
+        problems.append(refusal(text, slug="invalid-config-value", remedy=remedy))
+        value = key.default
+    return int(value)  # type: ignore[arg-type]  # an int
 
 
 def _absent(node_id: int, node: Node | None) -> ErrorText:

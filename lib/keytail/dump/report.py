@@ -74,9 +74,12 @@ class Report:
         self._gaps[path] = kept, count + len(before)
 
     def end(self) -> None:
-        """Print the findings that Kafka's tool prints at the end of its output. With `as_json` nothing is printed: the
-        findings were written when they were found, except gaps, which are not reported."""
+        """Print the findings that Kafka's tool prints at the end of its output; with `as_json` only the gaps, since the
+        other findings were written when they were found."""
         if self.as_json:
+            for path, (pairs, count) in self._gaps.items():
+                listed = [{"before": before, "after": after} for before, after in sorted(dict(pairs).items())]
+                self.line("", type="gaps", file=path, count=count, gaps=listed)
             return
         for path, mismatches in self._mismatches.items():
             self.print_message(f"Mismatches in :{path}")

@@ -59,7 +59,7 @@ class Target:
         those of one broker without --single-replica."""
         of = self.brokers_of[partition.number]
         if self.known is not None:
-            wanted = self.known.replicas.get(partition.number, ())
+            wanted = self.known.possible_replicas.get(partition.number, ())
             if set(wanted) != set(of):
                 raise Refused(
                     f"the partition has replicas on brokers {', '.join(map(str, wanted))}, but log dirs of brokers "

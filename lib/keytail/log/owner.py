@@ -41,7 +41,7 @@ def work_as_owner(fs: FileSystem, log_dirs: Sequence[str], also_read: Sequence[s
     before = {path: _uid(fs, path) for path in log_dirs}
     changed = [owner for path in log_dirs for owner in _owner_of_dir(fs, path)]
     read = [owner for path in also_read for owner in _owner_of_dir(fs, path)]
-    _become(one_owner(changed, read), (*log_dirs, *also_read))
+    _become(fs, one_owner(changed, read), (*log_dirs, *also_read))
     for path, uid in before.items():
         if uid is None:
             raise no_such_log_dir(path)
@@ -79,7 +79,7 @@ def work_as_owner_of_files(fs: FileSystem, paths: Sequence[str]) -> None:
     if not acting_user.is_root():
         return
     found = [owner for path in paths for owner in _owner_of_file(fs, path)]
-    _become(one_owner((), found), ())
+    _become(fs, one_owner((), found), ())
 
 
 def owner_of(fs: FileSystem, log_dirs: Sequence[str]) -> User:
@@ -158,7 +158,7 @@ def _user(owner: Owner) -> User:
     return user
 
 
-def _become(owner: Owner | None, directories: Sequence[str]) -> None:
+def _become(fs: FileSystem, owner: Owner | None, directories: Sequence[str]) -> None:
     if acting_user.is_another():
         if owner is None or owner.uid != os.geteuid():
             own = Owner(os.geteuid(), os.getegid(), "the input that this run already reads")
@@ -178,13 +178,13 @@ def _become(owner: Owner | None, directories: Sequence[str]) -> None:
         ) from error
     print_message(f"keytail: started as root; working as {user}, the owner of {owner.path}")
     for path in directories:
-        refuse_unreachable(path, user)
+        refuse_unreachable(fs, path, user)
 
 
-def refuse_unreachable(path: str, user: User) -> None:
+def refuse_unreachable(fs: FileSystem, path: str, user: User) -> None:
     """Raise Refused if the user that this process works as cannot list the directory `path`."""
     try:
-        os.scandir(path).close()
+        fs.scan_names(path)
     except PermissionError as error:
         raise Refused(
             f"{user} cannot read this directory",

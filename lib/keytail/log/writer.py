@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
 from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.kernels.native import file_digest
@@ -382,7 +383,16 @@ class OutputWriter:
 
 def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
     """Create an empty segment, durably, as a broker does when it rolls; replace existing files of that base offset. The
-    `.log` is created last, because a broker that starts removes index files without a log."""
+    `.log` is created last, because a broker that starts removes index files without a log. Raises KeytailError if the
+    segment exists and is not empty."""
+    log_path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
+    if fs.exists(log_path) and fs.stat(log_path).size_bytes:
+        raise KeytailError(
+            "a segment that is not empty exists where an empty one is to be created",
+            path=log_path,
+            remedy=WRITTEN_TO,
+            slug="segment-exists",
+        )
     for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
         for suffix in suffixes:
             path = os.path.join(partition_path, names.segment_file(base_offset, suffix))

@@ -82,10 +82,11 @@ class SalvageRow(RowOfPartition):
     log_end_offset: Annotated[int | None, "log end offset of the new log"] = None
     gaps: Annotated[int, "number of gaps between adjacent intact batches"] = 0
     gap_offsets: Annotated[int, "number of offsets in the gaps"] = 0
-    left_out: Annotated[
+    left_out: Annotated[int, "number of batches that were not saved although their checksum is correct"] = 0
+    unread_files: Annotated[
         int,
-        "number of batches that were not saved although they are or may be readable: their checksum is correct, the "
-        "search ended before the end of the file, or the file may not be opened",
+        "number of files that may have readable batches and were not read to their end: a `.log` that is not a regular "
+        "file, or bytes that too often look like batches but are not",
     ] = 0
     losses: Annotated[tuple[Loss, ...], "what is not saved"] = ()
     transactions: Annotated[tuple[OpenTransaction, ...], "transactions that are open at a loss or at the log end"] = ()
@@ -94,19 +95,24 @@ class SalvageRow(RowOfPartition):
     end_ms: int | None = None
 
     @property
+    def leaves_readable(self) -> bool:
+        """Whether batches that are or may be readable are not saved."""
+        return self.left_out + self.unread_files > 0
+
+    @property
     def is_whole(self) -> bool:
         return not any(loss.certain for loss in self.losses)
 
 
 def exit_status(rows: Sequence[SalvageRow], request: Request | None = None) -> int:
     """Return 0 if everything readable was or would be written, and a dry run found no losses; 1 if a dry run found
-    losses or batches to leave out, or all partitions failed; 3 if some partitions failed, or readable batches were left
-    out."""
+    losses or batches to leave out, or all partitions failed; 3 if some partitions failed, or batches that are or may be
+    readable were left out."""
     if status := exit_status_of(rows):
         return status
-    if any(row.status == "would-salvage" and (row.left_out or not row.is_whole) for row in rows):
+    if any(row.status == "would-salvage" and (row.leaves_readable or not row.is_whole) for row in rows):
         return 1
-    return 3 if any(row.status == "salvaged" and row.left_out for row in rows) else 0
+    return 3 if any(row.status == "salvaged" and row.leaves_readable for row in rows) else 0
 
 
 def _if_known(row: SalvageRow, text: str) -> str:
@@ -237,7 +243,10 @@ SALVAGE = Command(
         "refused": Status("keytail does not act on this state; nothing was written", "not done"),
         "failed": Status("another error occurred; run again", "failed"),
     },
-    exits={1: "also if a dry run found losses", 3: "also if something was written and `left_out` is not 0"},
+    exits={
+        1: "also if a dry run found losses",
+        3: "also if something was written and `left_out` or `unread_files` is not 0",
+    },
     show=show_rows,
     next_step=next_step,
     exit_status=exit_status,

@@ -56,7 +56,8 @@ class Salvage:
     records: int = 0
     gaps: int = 0  # gaps between adjacent batches
     gap_offsets: int = 0
-    left_out: int = 0  # batches, files and rests of files that are or may be readable, but were not saved
+    left_out: int = 0  # batches with a valid checksum that were not saved
+    unread_files: int = 0  # files that were not read to their end and may have readable batches
     log_start_offset: int | None = None
     log_end_offset: int | None = None
     last_batch_end: int | None = None  # the offset after the last intact batch
@@ -85,7 +86,7 @@ def salvage_partition(
         if PERMISSION_DENIED in problem.slugs:  # access to a checkpoint, which is needed for the end of the log
             raise Refused(problem, slug="permission-denied")
     sources = find_sources(fs, entry.path)
-    result = Salvage(notes=list(sources.notes), segments=len(sources.logs), left_out=len(sources.not_taken))
+    result = Salvage(notes=list(sources.notes), segments=len(sources.logs), unread_files=len(sources.not_taken))
     scenario = _Salvaged(fs, entry.path, sources, result, new)
     for number in range(len(sources.logs)):
         scenario.take(number)
@@ -141,10 +142,11 @@ class _Salvaged:
             if not is_loss(problem) and not is_link:
                 raise
             why = problem.strerror or str(problem)
-            result.left_out += is_link  # the target of the link may be readable
+            result.unread_files += is_link  # the target of the link may be readable
             hole = Hole(0, source.size_bytes, None, None, f"the file cannot be read: {why}")
             scan = FileScan(np.empty(0, np.uint8), np.empty(0, BATCH_TABLE), (hole,))
-        result.left_out += scan.left_out + scan.gave_up
+        result.left_out += scan.left_out
+        result.unread_files += scan.gave_up
         if scan.left_out:
             result.notes.append(
                 f"{source.name}: {scan.left_out} batches with a valid checksum are left out; the losses list the "

@@ -59,9 +59,9 @@ class NewPartition:
             return
         if self._fs.exists(self.final_path):
             raise Refused(
-                "--to already contains this partition",
+                "the output directory already contains this partition",
                 path=self.final_path,
-                remedy="Give an empty directory to --to",
+                remedy="Give an empty directory",
                 slug="partition-exists-in-target",
             )
         like = self._like(self._fs.stat(self._source.path)) or self._fs.stat(self._directory)
@@ -114,7 +114,7 @@ class NewPartition:
                 raise KeytailError(
                     f"the written segment is damaged: {result.damage}",
                     path=self.path,
-                    remedy="The likely cause is a disk that changes bytes: check the kernel log, and give --to a "
+                    remedy="The likely cause is a disk that changes bytes: check the kernel log, and give an output "
                     "directory on another disk",
                     slug="damaged-output",
                 )

@@ -24,12 +24,14 @@ class Finding:
     """One problem and its place. `broker` describes what a broker does if it starts with this problem, or serves
     the affected data.
 
-    `kind` is a key of KINDS; `severity` is "error", or "warning" for lesser or only possible problems.
+    `kind` is a key of KINDS; `severity` is "error", or "warning" for lesser or only possible problems, which
+    may also have `start_loses`.
     `start_loses`: a broker that starts with this problem loses or hides acknowledged records (VERIFY.md).
     """
 
     kind: Annotated[str, "name of the finding, as in ERRORS"]
-    severity: Annotated[Severity, "`error`, or `warning` for a problem that costs time, but no data"]
+    severity: Annotated[Severity, "`error`, or `warning` for a lesser or only possible problem; whether "
+    "data is lost is in `start_loses`"]
     what: str
     path: str
     byte_position: int | None

@@ -217,8 +217,10 @@ def test_values_that_the_metadata_log_may_override_are_not_known(run: Run, idemp
     row = rows_of(run(*flags(idempotent, "--execute", "--forget-producers", "--config", config)))["orders-0"]
     assert row["status"] == "refused" and row["slugs"] == ["unknown-topic-settings"], row
     assert "producer.id.expiration.ms may be set for all brokers in ZooKeeper, which is not read" in row["error"]
-    (idempotent / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     given = ("--log-dirs", idempotent, "--config", config, "--topics-have-no-overrides", "--replicas-in-sync")
+    row = rows_of(run("compact", *given, "--repack", "--output", "json"))["orders-0"]
+    assert "unclean.leader.election.enable of orders may be set for all brokers in ZooKeeper" in row["error"]
+    (idempotent / "meta.properties").write_text("version=1\nnode.id=1\ncluster.id=a2V5dGFpbC10ZXN0cy0xMjM\n")
     row = rows_of(run("compact", *given, "--repack", "--output", "json"))["orders-0"]
     assert "unclean.leader.election.enable of orders may be set for all brokers in the metadata log" in row["error"]
 
@@ -302,12 +304,15 @@ def test_tiered_topics_are_refused(run: Run, log_dir: Path) -> None:
     assert "[tiered-topic]" in text
 
 
-def _with_replicas(log_dir: Path, *records: bytes) -> None:
-    """Write a metadata log in which both topics have partitions on brokers 1 and 2, and then these records."""
+def _with_replicas(log_dir: Path, *records: bytes, uncommitted: bytes | None = None) -> None:
+    """Write a metadata log in which both topics have partitions on brokers 1 and 2, and then these records; the last
+    one may be uncommitted."""
     topics = [model.topic("orders", 1), model.topic("users", 2)]
     partitions = [model.partition(1, 0, (1, 2)), model.partition(1, 1, (1,)), model.partition(2, 0, (2, 1))]
     log = model.MetadataLog(log_dir / "__cluster_metadata-0").append(*topics, *partitions)
     log.append(*records).no_ops(1100)
+    if uncommitted is not None:
+        log.append(uncommitted)
     for name, number in (("orders-0", 1), ("orders-1", 1), ("users-0", 2)):
         topic_id = base64.urlsafe_b64encode(model.topic_uuid(number)).rstrip(b"=").decode()
         (log_dir / name / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}")
@@ -325,6 +330,13 @@ def test_the_metadata_log_shows_which_followers_are_in_sync(run: Run, log_dir: P
     assert "not certainly in sync: 2 (metadata log at offset" in rows["orders-0"]["error"]
     assert "[replicas-not-in-sync]" in rows["orders-0"]["error"]
     assert result.exit_code == 3
+
+
+def test_a_replica_whose_removal_may_be_uncommitted_must_be_in_sync(run: Run, log_dir: Path) -> None:
+    _with_replicas(log_dir, model.change(1, 0, in_sync=(1,)), uncommitted=model.change(1, 0, (1,)))
+    result = run("compact", "--log-dirs", log_dir, *MAX, *UNCLEAN, "--repack", "--output", "json",
+                 "--metadata-is-current")  # fmt: skip
+    assert "not certainly in sync: 2 (metadata log at offset" in rows_of(result)["orders-0"]["error"]
 
 
 def test_the_high_watermark_ends_the_section(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from keytail.errors import Refused
+from keytail.errors import KeytailError, Refused
 from keytail.format.producers import encode_snapshot
 from keytail.log.append.partition_log import PartitionLog
 from keytail.log.append.roll_closed import roll, why_not_closed
@@ -19,6 +19,7 @@ from keytail.log.append.rolling import AppendConfig
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.one_partition import survey
 from keytail.log.partition import PartitionFacts
+from keytail.log.writer import make_empty_segment
 from tests.chance import chance, draws
 from tests.reference.batches import Rec, encode_batch, encode_marker
 
@@ -182,3 +183,12 @@ def test_a_log_that_changed_since_it_was_surveyed_is_not_rolled(tmp_path: Path) 
     with pytest.raises(Refused, match="segment changed since it was planned"):
         roll(LOCAL, facts.path, facts.segments[-1], facts.log_end_offset)
     assert files_of(directory) == before
+
+
+def test_a_segment_that_is_not_empty_is_never_replaced_by_an_empty_one(tmp_path: Path) -> None:
+    log = tmp_path / f"{7:020d}.log"
+    log.write_bytes(encode_batch([Rec(7, NOW_MS, b"k", b"v")]))
+    before = files_of(tmp_path)
+    with pytest.raises(KeytailError, match="a segment that is not empty exists"):
+        make_empty_segment(LOCAL, str(tmp_path), 7, LOCAL.stat(str(tmp_path)))
+    assert files_of(tmp_path) == before

@@ -48,6 +48,13 @@ def test_changes_of_replicas_are_replayed() -> None:
     assert replay.topics()["t"].replicas == {0: (2, 7)}
 
 
+def test_replicas_before_a_change_that_may_be_uncommitted_remain_possible() -> None:
+    changes = [[model.change(1, 0, (2,))], [model.change(1, 0, (7,))], [model.change(1, 0, in_sync=(7,))]]
+    topic = replayed(NEW, unsettled=changes).topics()["t"]
+    assert (topic.replicas, topic.possible_replicas) == ({0: (7,)}, {0: (7, 2, 1)})
+    assert replayed(NEW, *changes).topics()["t"].possible_replicas == {0: (7,)}
+
+
 def test_leader_epochs_are_counted() -> None:
     replay = replayed(NEW, [model.change(1, 0, in_sync=(2,))], [model.change(1, 0, leader=2)])
     assert replay.topics()["t"].leader_epochs == {0: 1}

@@ -132,6 +132,14 @@ def test_a_record_that_exceeds_the_memory_is_refused_but_not_reported_as_damaged
     assert "fetch" not in str(caught.value)
 
 
+def test_a_record_in_a_batch_that_is_not_read_in_pieces_is_read_with_any_limit(tmp_path, monkeypatch):
+    monkeypatch.setenv("KEYTAIL_MAX_RECORD_BYTES", "70")
+    data = batch(0, n=3, size=90, codec=2)
+    [chunk] = SegmentReader(LOCAL).chunks_without_prefetch(write(tmp_path, data), len(data))
+    [opened] = SegmentReader(LOCAL).open_rows(chunk, np.ones(1, bool))
+    assert [len(portion.records) for portion in RecordScanner(2).portions(chunk, opened)] == [3]
+
+
 @pytest.mark.parametrize("arena_bytes", [300, 1 << 20])
 @pytest.mark.parametrize("magic", [2, 1])
 def test_the_memory_of_a_chunk_is_valid_while_the_next_chunk_is_made(tmp_path, arena_bytes, magic):

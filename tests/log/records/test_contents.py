@@ -68,6 +68,13 @@ def test_an_index_with_an_entry_outside_its_segment_is_bad(partition: Path, entr
     assert of(partition, 100).index_status == "bad"
 
 
+@pytest.mark.parametrize("suffix", ["index", "timeindex"])
+def test_an_index_that_ends_with_an_incomplete_entry_is_bad(partition: Path, suffix: str) -> None:
+    index = partition / f"{100:020d}.{suffix}"
+    index.write_bytes(index.read_bytes() + bytes(3))
+    assert of(partition, 100).index_status == "bad"
+
+
 def test_zeros_after_the_entries_of_an_active_segment_are_free_space(partition: Path) -> None:
     index = partition / f"{300:020d}.index"
     index.write_bytes(index.read_bytes() + bytes(8 * 100))

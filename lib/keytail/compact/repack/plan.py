@@ -97,7 +97,7 @@ def why_settings_unknown(configuration: Configuration, topic: str, *names: str) 
     if unknown := configuration.unknown(topic, names):
         return unknown
     cluster = configuration.cluster
-    unread = cluster.mode if cluster is not None and cluster.mode == "KRaft" and cluster.metadata is None else None
+    unread = cluster.mode if cluster is not None and cluster.metadata is None else None
     of_brokers = [name for name in names if name in (_MAX_MESSAGE_BYTES, _UNCLEAN)]
     # A dynamic max.message.bytes does not matter: a broker reads and replicates larger batches, too.
     found = uncertain(configuration.of(topic), of_brokers, (_UNCLEAN,), unread)
@@ -142,11 +142,12 @@ def why_not_mergeable(configuration: Configuration, topic: str) -> ErrorText:
 
 
 def replicas_of(cluster: Cluster | None, topic: str, partition: int) -> int | None:
-    """Return the number of replicas of a partition according to the metadata log; None if it is unknown."""
+    """Return the largest possible number of replicas of a partition according to the metadata log; None if it is
+    unknown."""
     if cluster is None or cluster.metadata is None or topic in cluster.metadata.uncertain_topics:
         return None
     found = cluster.metadata.topics.get(topic)
-    return len(found.replicas[partition]) if found is not None and partition in found.replicas else None
+    return len(found.possible_replicas[partition]) if found is not None and partition in found.replicas else None
 
 
 def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> ErrorText:
@@ -165,7 +166,8 @@ def why_not_in_sync(cluster: Cluster | None, topic: str, partition: int) -> Erro
         return refusal(f"it is unknown whether followers are in sync: {why}", slug="replicas-unknown", remedy=remedy)
     found = cluster.metadata.topics[topic]
     in_sync = found.in_sync.get(partition, ())
-    behind = [broker for broker in found.replicas[partition] if broker != cluster.broker and broker not in in_sync]
+    others = set(found.possible_replicas[partition]) - {cluster.broker}
+    behind = sorted(others.difference(in_sync))
     if not behind:
         return NO_ERROR
     named = ", ".join(map(str, behind))

@@ -1,8 +1,9 @@
 """Applies records of the metadata log, as a broker does, to obtain topics and configs.
 
 A batch is applied as a whole, and a KRaft transaction is applied when it ends. Records at the end of the log may be
-uncommitted: they may be truncated later. For a config that uncommitted records change, the earlier values are kept too,
-because a broker may use any of them. `metadata.py` reads the records; contradictory records raise ValueError.
+uncommitted: they may be truncated later. For configs and replicas that uncommitted records change, the earlier values
+are kept too, because a broker may use any of them. `metadata.py` reads the records; contradictory records raise
+ValueError.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ Resource: TypeAlias = tuple[int, str]
 @dataclass(frozen=True)
 class Topic:
     """A topic that exists. By partition number, `replicas` has the ids of the brokers with a replica after the latest
-    record, which may be uncommitted; `in_sync` has the brokers whose replica is certainly in sync. If all records are
-    committed, `last_in_sync` has the brokers in sync, `eligible` other brokers that have all committed records, and
-    `leader_epochs` the latest leader epoch.
+    record, which may be uncommitted; `possible_replicas` also has those before the uncommitted records, and `in_sync`
+    the brokers whose replica is certainly in sync. If all records are committed, `last_in_sync` has the brokers in
+    sync, `eligible` other brokers that have all committed records, and `leader_epochs` the latest leader epoch.
     """
 
     topic_id: str
     replicas: Mapping[int, tuple[int, ...]]
+    possible_replicas: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     last_in_sync: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     eligible: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Topic:
 class _Topic:
     topic_id: str
     replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    possible_replicas: dict[int, tuple[int, ...]] = field(default_factory=dict)
     in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
     last_in_sync: dict[int, tuple[int, ...]] = field(default_factory=dict)
     eligible: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -108,6 +111,7 @@ class Replay:
             name: Topic(
                 topic.topic_id,
                 dict(topic.replicas),
+                dict(topic.possible_replicas),
                 dict(topic.in_sync),
                 dict(topic.last_in_sync),
                 dict(topic.eligible),
@@ -217,6 +221,7 @@ class Replay:
     def _add_partition(self, record: PartitionRecord) -> None:
         topic = self._topic_of(record.topic_id)
         topic.replicas[record.partition], topic.in_sync[record.partition] = record.replicas, record.in_sync
+        topic.possible_replicas[record.partition] = record.replicas
         topic.last_in_sync[record.partition] = record.in_sync
         topic.eligible[record.partition] = record.eligible
         topic.leader_epochs[record.partition] = record.leader_epoch
@@ -228,6 +233,8 @@ class Replay:
             what = f"a record changes partition {record.partition}, which topic id {record.topic_id} does not have"
             raise ValueError(what)
         if record.replicas is not None:
+            earlier = () if settled else topic.possible_replicas[record.partition]
+            topic.possible_replicas[record.partition] = tuple(dict.fromkeys((*record.replicas, *earlier)))
             replicas[record.partition] = record.replicas
         if record.in_sync is not None:
             before = topic.in_sync[record.partition]

@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.format.batch import CODEC_MASK, CONTROL, NO_TIMESTAMP
 from keytail.format.codecs.table import CODECS
-from keytail.format.index import parse_offset_index, parse_time_index
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, parse_offset_index, parse_time_index
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
 from keytail.log.records.chunk import SegmentReader
@@ -29,8 +28,8 @@ class SegmentContents:
     that a consumer sees; None if there are no records.
 
     `batches_by_codec` and `batches_by_magic` count all batches. `xxh3_128` is the digest of the `.log` file, in
-    hexadecimal. `index_status` is `missing` if there is no offset or time index, `bad` if entries of one of them do not
-    ascend or point outside of the segment, otherwise `good`.
+    hexadecimal. `index_status` is `missing` if there is no offset or time index, `bad` if one of them ends with an
+    incomplete entry, or its entries do not ascend or point outside of the segment, otherwise `good`.
     """
 
     base_offset: int
@@ -93,12 +92,12 @@ def _index_status(fs: FileSystem, partition_path: str, base_offset: int, next_of
         return fs.read_bytes(os.path.join(partition_path, names.segment_file(base_offset, suffix)), whole=True)
 
     try:
-        offsets, times = parse_offset_index(read(names.INDEX)), parse_time_index(read(names.TIME_INDEX))
+        offset_index, time_index = read(names.INDEX), read(names.TIME_INDEX)
     except FileNotFoundError:
         return "missing"
-    except CorruptLog:
+    if len(offset_index) % OFFSET_ENTRY.itemsize or len(time_index) % TIME_ENTRY.itemsize:
         return "bad"
-    offsets, times = _before_zeros(offsets), _before_zeros(times)
+    offsets, times = _before_zeros(parse_offset_index(offset_index)), _before_zeros(parse_time_index(time_index))
     span = next_offset - base_offset
     good = (
         _ascends(offsets["relative_offset"], span)
