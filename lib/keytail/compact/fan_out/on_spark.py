@@ -116,6 +116,8 @@ class StagesOnSpark:
             try:
                 outcomes = job()  # on one host, a worker that dies ends its Spark job
             except Exception as again:
+                if self.stopped():
+                    raise interrupted() from again
                 raise_if_ended(self.engine, again)
                 raise lost(again, "twice") from again
         return self._values(outcomes)
