@@ -216,6 +216,10 @@ def _keytail_of(engine: str, image: str, folder: Path) -> Iterator[list[str]]:
     """Yield the command line that runs the image's keytail on `folder`, as the owner of the folder."""
     options = ["--user", f"{os.getuid()}:{os.getgid()}", "--volume", f"{folder}:{folder}"]
     if engine != "buildah":
+        # Podman of another user than root maps that user to root of the container, and all other users to subordinate
+        # uids, which may not write to the folder.
+        if os.geteuid() and "podman" in run([engine, "--version"], folder):  # `docker` may be an alias of podman
+            options += ["--userns", "keep-id"]
         yield [engine, "run", "--rm", *options, "--entrypoint", "keytail", image]
         return
     container = run([engine, "from", image], folder).strip()

@@ -35,6 +35,8 @@ TEXT = {
     "oddity": "quirk; of a message: warning",
     "stride": "chunk",
     "strides": "chunks",
+    "take over": "load, adopt (a state)",
+    "takes over": "loads, adopts (a state)",
     "told": "reported",
     "twin": "reference model",
     "twins": "reference models",

@@ -181,6 +181,20 @@ def test_a_missing_engine_is_reported_loudly(tmp_path: Path, monkeypatch: pytest
     assert release.engine() == "buildah"
 
 
+@pytest.mark.parametrize(("uid", "printed", "keeps_id"), [(1000, "podman version 5.4.2", True),
+                         (0, "podman version 5.4.2", False), (1000, "Docker version 28.0.1", False)])  # fmt: skip
+def test_podman_of_a_user_runs_the_image_as_this_user(
+    uid: int, printed: str, keeps_id: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docker").write_text(f"#!/bin/sh\necho {printed}\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(release.os, "geteuid", lambda: uid)
+    with release._keytail_of("docker", "keytail:1", tmp_path) as command:
+        assert ("--userns" in command) == keeps_id
+        assert command[-3:] == ["--entrypoint", "keytail", "keytail:1"]
+
+
 @pytest.mark.long
 @pytest.mark.soak("each of its steps: the other tests of this file")
 def test_a_release_has_all_files(

@@ -317,7 +317,12 @@ def out_of_memory() -> KeytailError:
     )
 
 
-def explained(problem: KeytailError | OSError | MemoryError) -> KeytailError:
+# The errors that a row or a message explains. Any other exception is a mistake of the program.
+EXPLAINED = (KeytailError, OSError, MemoryError)
+Explained = KeytailError | OSError | MemoryError
+
+
+def explained(problem: Explained) -> KeytailError:
     """Return a KeytailError for an error of any of these types, with place, remedy and slug as far as they are
     known."""
     if isinstance(problem, MemoryError):
@@ -325,6 +330,6 @@ def explained(problem: KeytailError | OSError | MemoryError) -> KeytailError:
     return of_system(problem) if isinstance(problem, OSError) else problem
 
 
-def in_words(problem: KeytailError | OSError | MemoryError) -> ErrorText:
+def in_words(problem: Explained) -> ErrorText:
     """Return the message of an error of any of these types, with place, remedy and slug as far as they are known."""
     return ErrorText(explained(problem))

@@ -122,6 +122,20 @@ def test_an_invalid_source_is_refused_before_spark_starts(name: str, run: Run, l
     assert snapshot(log_dir) == before
 
 
+@pytest.mark.parametrize("uri", ["s3a://key:hunter2@bucket/t", "s3://key:12/hunter2@bucket/t", "hdfs://me@host/hunter2"])
+def test_credentials_in_the_uri_of_the_source_are_refused_and_not_printed(uri: str, run: Run, log_dir: Path) -> None:
+    result = run("import", uri, "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--single-replica")
+    assert result.exit_code == 2, result.output
+    assert "[credentials-in-uri]" in result.output
+    assert "hunter2" not in result.output
+
+
+def test_other_uris_of_a_source_are_read_by_spark(run: Run, log_dir: Path) -> None:
+    for uri in ("s3://bucket/a@b/*.parquet", "wasbs://c@account/t?.parquet", "file:/t/a:b@c"):
+        result = run("import", uri, "--log-dirs", log_dir, "--topic", "orders", *KNOWN, "--single-replica")
+        assert str(result.exception) == "Spark was started"
+
+
 @pytest.mark.parametrize(
     ("which", "arguments"),
     [

@@ -348,6 +348,7 @@ def spark_ended(rows: list[Any] | None) -> SparkEnded:
         (stopped(None), "interrupted by SIGTERM. Reclaimed 3.0 KiB of 4.0 KiB (75 %): 1 of 1 partition compacted."),
         (KeytailError("the disk is on fire", remedy="Run"), "did not complete: the disk is on fire. Run. Recl"),
         (OSError(28, "No space left on device"), "No space left on device"),
+        (MemoryError(), "did not complete: out of memory on host"),
     ],
 )
 def test_a_run_that_ends_early_has_a_page_of_its_rows_so_far(

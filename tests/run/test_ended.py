@@ -93,8 +93,16 @@ def test_a_job_that_is_lost_without_its_session_fails_only_its_partitions() -> N
     assert again == [1, 2]
     message = "the Spark job of this partition failed twice: Py4JJavaError"
     assert [outcome.problem and outcome.problem.what for outcome in outcomes] == [message, message]
-    [stopped] = SparkEngine(session_that(False)).run_bundle([1], nothing, stopped=lambda: True)
-    assert stopped.problem and stopped.problem.what == message.replace("twice", "once")
+
+
+def test_no_lost_payload_is_run_again_after_a_stop() -> None:
+    again: list[int] = []
+    more: Any = {"before_again": again.append, "stopped": lambda: bool(again)}
+    outcomes = SparkEngine(session_that(False)).run_bundle([1, 2, 3], nothing, **more)
+    assert again == [1], "the run is stopped during the second attempt of the first payload"
+    assert [outcome.problem and outcome.problem.slug for outcome in outcomes] == ["run-interrupted"] * 3
+    assert SparkEngine(session_that(False)).run_bundle([1], nothing, **more)[0].problem is not None
+    assert again == [1]
 
 
 def test_an_error_of_an_ended_jvm_has_the_name_of_its_class() -> None:

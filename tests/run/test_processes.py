@@ -158,6 +158,12 @@ def test_an_error_of_the_driver_is_not_reported_as_a_killed_worker(
         workers.run([payload], function, before_again)
 
 
+def test_a_lost_payload_is_not_run_again_after_a_stop(workers: Processes, tmp_path: Path) -> None:
+    [outcome] = workers.run_bundle([(0, str(tmp_path))], work.kill_worker_once, stopped=lambda: True)
+    assert outcome.problem is not None
+    assert outcome.problem.slug == "run-interrupted"
+
+
 def test_cancelled_tasks_are_reported_as_interrupted(workers: Processes) -> None:
     threading.Timer(0.3, workers.cancel).start()
     outcomes = workers.run_bundle([60.0, 60.0, 60.0], work.sleep_for)

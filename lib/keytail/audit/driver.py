@@ -27,7 +27,7 @@ from keytail.cli.rows import human_bytes
 from keytail.cli.selection import PartitionFilter, matching_partitions
 from keytail.compact.fan_out.on_spark import StagesOnSpark, Workers
 from keytail.console import print_message
-from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
+from keytail.errors import EXPLAINED, ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.extras import SPARK, require
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
@@ -122,7 +122,7 @@ def audit(
         row = AuditRow(topic, partition, "alike")
         try:
             made = _job(fs, row, found, request.examples)
-        except (KeytailError, OSError) as problem:
+        except EXPLAINED as problem:
             known = problem if isinstance(problem, KeytailError) else None
             made = replace(row, status=status_of(problem), error=in_words(problem), problem=known)
         if isinstance(made, AuditRow):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 from keytail import __version__
 from keytail.cli.rows import write_json
-from keytail.errors import KeytailError, UsageProblem, explained
+from keytail.errors import Explained, UsageProblem, explained
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Envelope:
     rows: Annotated[tuple[dict[str, Any], ...], "the rows of `--output json`; empty if none were known"]
 
 
-def error_of(problem: KeytailError | OSError | MemoryError) -> EnvelopeError:
+def error_of(problem: Explained) -> EnvelopeError:
     known = explained(problem)
     return EnvelopeError(known.slug, known.what_and_where, known.remedy or "")
 

@@ -175,7 +175,7 @@ def findings_of(fs: FileSystem, task: CleaningTask, reader: SegmentReader, clock
     is replaced, the log would give different findings.
     """
     if task.saved_state is not None:
-        with clock.phase("take over"):
+        with clock.phase("load state"):
             findings: Findings = load_state(fs, task, task.saved_state.survivors)
         return findings
     survivors, transactions, unread_records = read_log(fs, task, reader, clock)

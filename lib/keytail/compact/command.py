@@ -229,6 +229,8 @@ def _protected_directories(request: Request) -> tuple[str, ...]:
 def _variant(request: Request) -> str:
     if request.repack is not None:
         return "compact --repack"
+    if request.prepare:
+        return "compact --prepare"
     return "compact --output-dir" if request.is_out_of_place else "compact"
 
 

@@ -179,7 +179,7 @@ def plan_partition_of(
         facts = facts or survey_partition(fs, log_dir, entry)
         corrupt = isinstance(problem, CorruptLog)
         return Planned(facts, None, Decision("refused", in_words(problem), None), corrupt, problem=problem)
-    except OSError as problem:
+    except (OSError, MemoryError) as problem:
         facts = facts or survey_partition(fs, log_dir, entry)
         return Planned(facts, None, Decision("refused", in_words(problem), None))
     if decision.error and (doubts := resolved.doubts()):

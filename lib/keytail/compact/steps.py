@@ -28,7 +28,7 @@ from keytail.compact.prepared.record import Record
 from keytail.compact.roll import PREPARED, Roll
 from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.task import NO_REMOVAL_LIMIT, CleaningTask, Prepared
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, in_words
 from keytail.extras import SPARK
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -189,7 +189,7 @@ def resolve_leftovers(
     record, reason = read_record(fs, facts.path, facts.leftovers)
     try:
         done = recover(fs, facts.path, record.files if record else ())
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         text = "an interrupted replacement of segments cannot be finished or undone: " + in_words(problem)
         return replace(planned, decision=Decision("refused", text, None)), []
     if record is not None:  # the preparation does not include the active segment

@@ -23,7 +23,7 @@ from keytail.cut.fixed_point import PartitionKey
 from keytail.cut.partition import Examined, examine
 from keytail.cut.plan import Plan, decide
 from keytail.cut.write import Written, finish, make_directories, output_paths, write_partition, write_rest
-from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import EXPLAINED, ErrorText, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -121,7 +121,7 @@ def _examined(fs: FileSystem, reader: SegmentReader, hosted: Hosted) -> Examined
         return CutRow(*hosted.key, "refused", hosted.refused)
     try:
         return examine(fs, reader, hosted)
-    except (KeytailError, OSError, MemoryError) as problem:
+    except EXPLAINED as problem:
         return CutRow(*hosted.key, status_of(problem), in_words(problem))
 
 
@@ -184,7 +184,7 @@ def _write(
             return replace(row, status=_NOT_WRITTEN, error=why)
         try:
             return _written(fs, SegmentReader(fs), one, row, paths, run_id, written)
-        except (KeytailError, OSError, MemoryError) as problem:
+        except EXPLAINED as problem:
             has_failed.set()
             return replace(row, status="failed", error=in_words(problem))
 

@@ -23,7 +23,7 @@ from keytail.config.keys import KEYS, TOPIC_KEYS, not_used
 from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import DEFAULT_SOURCE
 from keytail.describe.command import DescribeRow, Request
-from keytail.errors import NO_ERROR, OF_SYSTEM, ErrorText, KeytailError, in_words, joined, slugs_of
+from keytail.errors import NO_ERROR, OF_SYSTEM, ErrorText, KeytailError, explained, in_words, joined, slugs_of
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -80,8 +80,8 @@ def _count(fs: FileSystem, facts: PartitionFacts) -> int | KeytailError:
             torn_tail = segment is facts.segments[-1] and not facts.clean_shutdown
             for chunk in reader.chunks(path, segment.log_bytes, torn_tail=torn_tail):
                 count += int(chunk.table["record_count"].sum(dtype="i8"))
-    except KeytailError as problem:
-        return problem
+    except (KeytailError, MemoryError) as problem:
+        return explained(problem)
     except OSError as problem:
         what = f"the file cannot be read: {problem.strerror}"
         return KeytailError(

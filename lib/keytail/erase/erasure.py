@@ -18,7 +18,7 @@ from keytail.erase.examining import Examined, is_in_active, refuse_linked, refus
 from keytail.erase.finding import FoundInPartition, FoundInSegment, find_in_partition, longest_without_records
 from keytail.erase.keys import ErasedKeys
 from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
-from keytail.errors import ErrorText, KeytailError, in_words
+from keytail.errors import EXPLAINED, ErrorText, Explained, KeytailError, in_words
 from keytail.log.append.roll_closed import roll
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.replacement.recover import remove_lost_scratch
@@ -153,7 +153,7 @@ class Erasure:
                 if is_in_active(state.item.facts, bases) and state.item.facts.clean_shutdown:
                     refuse_roll(self.fs, state.item.facts)
                 refuse_linked(self.fs, state.item.facts, bases)
-            except (KeytailError, OSError) as problem:
+            except EXPLAINED as problem:
                 self._fail(state, problem)
                 continue
             if not self.execute:
@@ -185,7 +185,7 @@ class Erasure:
             try:
                 self._refuse_stopped()
                 ready.append((state, self._prepared(state)))
-            except (KeytailError, OSError) as problem:
+            except EXPLAINED as problem:
                 self._fail(state, problem)
         outcomes = self._tasks([task for _, task in ready], rewrite_task, "erase: rewrite segments")
         for (state, task), outcome in zip(ready, outcomes, strict=True):
@@ -217,7 +217,7 @@ class Erasure:
             for warning in part.warnings():
                 self.on_note(warning)
             state.item = state.item.again(self.fs)
-        except (KeytailError, OSError) as problem:
+        except EXPLAINED as problem:
             part.fail(as_problem(problem))
             status = "failed" if part.row.status == "skipped" else part.row.status  # "skipped": a signal stopped it
             state.row = replace(state.row, status=status, error=part.row.error)
@@ -238,13 +238,13 @@ class Erasure:
                         slug="leftover-files",
                     )  # fmt: skip
                 ready.append(state)
-            except KeytailError as problem:
+            except EXPLAINED as problem:
                 self._fail(state, problem)
         payloads = [(self._cleaning(state.item), self.keys) for state in ready]
         for state, outcome in zip(ready, self._tasks(payloads, check_task, "erase: check the disk"), strict=True):
             try:
                 value_of(outcome)
-            except KeytailError as problem:
+            except EXPLAINED as problem:
                 self._fail(state, problem)
                 continue
             if state.row.status == "would-erase":
@@ -255,7 +255,7 @@ class Erasure:
         """Return the row with the number and the size of the segments that exist now."""
         try:
             item = state.item.again(self.fs)
-        except (KeytailError, OSError):
+        except EXPLAINED:
             return replace(state.row, segments_after=None, bytes_after=None)
         return replace(state.row, segments_after=len(item.facts.segments), bytes_after=item.log_bytes)
 
@@ -263,7 +263,7 @@ class Erasure:
         if self._stopped:
             raise KeytailError("interrupted", slug="run-interrupted")
 
-    def _fail(self, state: _State, problem: KeytailError | OSError) -> None:
+    def _fail(self, state: _State, problem: Explained) -> None:
         error = as_problem(problem)
         text: ErrorText = in_words(error)
         if state.row.active_segment == "rolled":

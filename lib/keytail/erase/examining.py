@@ -14,7 +14,7 @@ from keytail.config.compaction import CompactionConfig
 from keytail.config.internal import INTERNAL_TOPICS
 from keytail.erase.command import EraseRow
 from keytail.erase.other_directories import NO_OTHERS, REMEDY, OtherDirectories, may_have_records
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined, refusal
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, Refused, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.append.roll_closed import why_not_closed
 from keytail.log.fs import FileSystem
@@ -112,7 +112,7 @@ def examine(
             refuse_damaged_end(facts)
         if execute:
             fs.refuse_unless_like(fs.stat(facts.path))
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return Examined(log_dir, entry, facts, None, status_of(problem), in_words(problem), tuple(notes))
     in_use = not execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
     replicas = _other_replicas(configuration, entry)

@@ -22,7 +22,7 @@ from keytail.cli.selection import select_partitions
 from keytail.compact.plan import refusals as refusals_of_removal
 from keytail.compact.planning import check_clock
 from keytail.config.compaction import CompactionConfig
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.expire import partition as expiry
 from keytail.expire.ages import Age, AgeTask, age_tasks, claimed_age, read_age
 from keytail.expire.command import ExpireRow, Request, exit_status
@@ -152,10 +152,8 @@ def _examine(
             return _Examined(facts, error=joined([*reasons, *resolved.doubts()]), notes=tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
-    except KeytailError as problem:
+    except EXPLAINED as problem:
         return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes))
-    except OSError as problem:
-        return _Examined(facts, None, "failed", ErrorText(problem), tuple(notes))
     retention = expiry.Retention.from_values(resolved.values())
     candidates = expiry.age_candidates(facts, retention, request.high_watermark)
     in_use = not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
@@ -217,8 +215,8 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
             row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=in_words(problem))
-        except OSError as problem:
-            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
+        except (OSError, MemoryError) as problem:
+            row = replace(row, status="failed", error=in_words(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # segments after the first retained segment are not needed
         future.cancel()

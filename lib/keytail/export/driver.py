@@ -24,7 +24,7 @@ from keytail.cli.progress import READ_IN_AN_EXPORT, Reporter
 from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.cli.stopping import Stopped
 from keytail.console import print_message
-from keytail.errors import ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
+from keytail.errors import EXPLAINED, ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.export.columns import table_columns
 from keytail.export.command import ExportRow, Request
 from keytail.export.delta_table import TableState, read_state
@@ -160,7 +160,7 @@ def _plan_topic(
                 raise problem
             plan = partial(_plan, fs, request, log_dir, entry, state, seed, row)
             planned.append(retry_beside_broker(plan, clean_shutdown=log_dir.clean_shutdown))
-        except (KeytailError, OSError) as refused:
+        except EXPLAINED as refused:
             planned.append(_Planned(replace(row, status=status_of(refused), error=in_words(refused))))
     return state, planned
 

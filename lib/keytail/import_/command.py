@@ -21,6 +21,7 @@ from keytail.extras import DELTA, SPARK, Needs
 from keytail.format.codecs.table import CODECS
 from keytail.import_.source import Columns, Source
 from keytail.run.rows import RowOfPartition
+from keytail.run.spark.stores import refuse_credentials
 
 Format = Literal["parquet", "delta", "json"]
 
@@ -148,6 +149,7 @@ class Request:
     submitted: bool = False  # spark-submit runs this process and sets the master
 
     def __post_init__(self) -> None:
+        refuse_credentials(self.source.path, "SOURCE")
         if self.single_replica and self.replica_log_dirs:
             raise UsageProblem(
                 "--single-replica and --replica-log-dirs cannot be combined",

@@ -17,7 +17,7 @@ from typing import Any
 
 from keytail.cli.progress import Reporter
 from keytail.console import print_message
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, Refused, in_words, joined
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, Refused, in_words, joined
 from keytail.format.codecs.table import CODECS
 from keytail.import_ import on_spark
 from keytail.import_ import source as import_source
@@ -151,7 +151,7 @@ def _plan(
                 raise Refused(joined(reasons), slug="partition-not-appendable")
             replicas.append(survey_replica(fs, facts))
         plan = plan_import(replicas, import_id, append=request.append, topic_id=target.topic_id)
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return _Planned(partition, None, status_of(problem), in_words(problem), tuple(notes))
     return _Planned(partition, plan, "would-import", NO_ERROR, tuple(notes))
 

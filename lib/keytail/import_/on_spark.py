@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from keytail.acting_user import as_caller
-from keytail.errors import KeytailError, Refused
+from keytail.errors import EXPLAINED, KeytailError, Refused
 from keytail.import_.cells import Scratch
 from keytail.import_.here import Here
 from keytail.import_.install import finish, install
@@ -128,7 +128,7 @@ class Import:
                 finish(self.fs, plan, self.run_id)
             elif problem is None and written is not None:
                 record = install(self.fs, plan, written, self.import_id, self.run_id)
-        except (KeytailError, OSError) as error:
+        except EXPLAINED as error:
             problem = as_problem(error)
         return ImportOutcome(
             plan,

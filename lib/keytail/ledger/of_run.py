@@ -25,7 +25,7 @@ from keytail.cli.flags import FromFlags
 from keytail.cli.masking import masked, masked_arguments
 from keytail.cli.outside import refuse_in_log_dirs
 from keytail.cli.stopping import Stopped
-from keytail.errors import ErrorText
+from keytail.errors import ErrorText, in_words
 from keytail.extras import DELTA, HISTORY, Extra, installed
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
@@ -225,7 +225,7 @@ def recording(
         ledger.end(stop.rows or (), "interrupted", ErrorText("stopped" if isinstance(stop, Stopped) else stop.what))
         raise
     except BaseException as problem:
-        text = ErrorText(problem)
+        text = in_words(problem) if isinstance(problem, MemoryError) else ErrorText(problem)
         ledger.end(made.rows, "failed", ErrorText(masked(text), text.slugs))
         raise
     ledger.end(made.rows, _STATUS[made.exit_status])

@@ -10,7 +10,7 @@ from typing import Any
 
 from keytail.cli.options import parse_time
 from keytail.cli.selection import select_partitions
-from keytail.errors import PERMISSION_DENIED, ErrorText, KeytailError, Refused, UsageProblem, joined
+from keytail.errors import EXPLAINED, PERMISSION_DENIED, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.listed import retry_beside_broker
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
@@ -65,8 +65,8 @@ def _look(
 
     try:
         return retry_beside_broker(look, clean_shutdown=log_dir.clean_shutdown)
-    except (KeytailError, OSError) as problem:
-        return LookupRow(entry.topic, entry.partition, entry.log_dir, status_of(problem), ErrorText(problem))
+    except EXPLAINED as problem:
+        return LookupRow(entry.topic, entry.partition, entry.log_dir, status_of(problem), in_words(problem))
 
 
 def _row(facts: PartitionFacts, result: Lookup, explain: bool) -> LookupRow:

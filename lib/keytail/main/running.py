@@ -27,7 +27,7 @@ from keytail.cli.streams import end_of_output
 from keytail.cli.table import print_line
 from keytail.cli.whole_file import refuse_one_file_for_two
 from keytail.console import print_message
-from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.errors import EXPLAINED, UsageProblem, in_words
 from keytail.extras import require
 from keytail.ledger.of_run import current_run_id, set_run_id
 from keytail.report.writing import Page, reporting
@@ -100,7 +100,7 @@ def _status_of(command: Command, flags: Mapping[str, Any], given: Mapping[str, A
                 what, then = _report_stop(ended.what, ended.rows, flags, command)
                 print_result(1, ended.rows, EnvelopeError(ended.slug, what, then))
                 return 1
-            except (KeytailError, OSError, MemoryError) as problem:
+            except EXPLAINED as problem:
                 show.print_error(in_words(problem))
                 status = 2 if isinstance(problem, UsageProblem) else 1
                 if status == 1 and flags.get("output") == "json":

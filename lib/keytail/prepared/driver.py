@@ -17,7 +17,7 @@ from keytail.compact.prepared.committing import discard, read_record, reason_aga
 from keytail.compact.prepared.record import Record
 from keytail.compact.prepared.scratch import is_prepared, is_record
 from keytail.compact.rules import Rules
-from keytail.errors import ErrorText, KeytailError, in_words
+from keytail.errors import EXPLAINED, ErrorText, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, DirEntry, FileSystem
 from keytail.log.lock import hold
@@ -61,7 +61,7 @@ def _guarded(entry: PartitionEntry, make: Callable[[PreparedRow], PreparedRow | 
     row = PreparedRow(entry.topic, entry.partition, entry.log_dir, "stale")
     try:
         return make(row)
-    except (KeytailError, OSError) as error:
+    except EXPLAINED as error:
         return replace(row, status=status_of(error), error=in_words(error))
 
 

@@ -20,7 +20,7 @@ from keytail.cli.progress import Reporter
 from keytail.cli.quarantine import Place
 from keytail.cli.selection import select_partitions
 from keytail.console import print_message
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
@@ -171,7 +171,7 @@ def _plan(
                 run_id=run_id,
             ),
         )
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         known = problem if isinstance(problem, KeytailError) else None
         return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes), known)
     return _Examined(facts, plan, notes=tuple(notes))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import EXPLAINED, CorruptLog, KeytailError
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.replacement.recover import remove_lost_scratch, remove_scratch
 from keytail.rebuild_index.indexes import (
@@ -231,12 +231,12 @@ class Rebuild:
                     install(self.fs, plan, result)
                     installed = True
                 rest = repair_rest(self.fs, plan, result)
-        except (KeytailError, OSError) as error:
+        except EXPLAINED as error:
             problem = as_problem(error)
         if plan.settings.execute:
             try:
                 remove_scratch(self.fs, plan.facts.path, plan.settings.run_id)
-            except (KeytailError, OSError) as error:
+            except EXPLAINED as error:
                 problem = problem or as_problem(error)
         return PartitionOutcome(plan, result, rest, problem, start_ms, time.time_ns() // 1_000_000, installed)
 

@@ -136,8 +136,14 @@ def _about_repack(report: Report) -> str:
     return f"{text} would be repacked: up to {before} to read. Nothing was changed."
 
 
+def _about_prepare(report: Report) -> str:
+    done = [item for item in report.partitions if item.status == "prepared"]
+    size = f" {human_bytes(_sum(done, 'reclaimed_bytes'))} will be reclaimed by compact --execute." if done else ""
+    return f"{len(done):,} of {count(len(report.partitions), 'partition')} prepared.{size} No segment was changed."
+
+
 def _about_change(report: Report) -> str:
-    """Return the sentence about the result of `compact`, of a plan, or of any command without another summary."""
+    """Return the sentence about the result of `compact`, of a plan, or of any run without another summary."""
     found = report.partitions
     everything = count(len(found), "partition")
     due = [item for item in found if item.status == "would-compact"]
@@ -148,21 +154,25 @@ def _about_change(report: Report) -> str:
         of_it = f", of which {human_bytes(dirty)} are dirty" if dirty else ""
         size = human_bytes(_sum(due, "bytes_before"))
         return f"{len(due):,} of {everything} would be compacted: {size} to read{of_it}. Nothing was changed."
-    changed = [item for item in found if item.status == "compacted" or item.reclaimed_bytes]
-    if not changed:
+    changed = Counter(item.status for item in found if item.status in _CHANGED)
+    if not changed and not any(item.reclaimed_bytes for item in found):
         return f"Nothing was changed in {everything}."
     reclaimed, before = _sum(found, "reclaimed_bytes"), _sum(found, "bytes_before")
     share = f" ({100 * reclaimed / before:.0f} %)" if before else ""
-    done = f"{sum(item.status == 'compacted' for item in found):,} of {everything} compacted"
+    [(status, number), *others] = changed.most_common() or [("completed", 0)]
+    done = ", ".join([f"{number:,} of {everything} {status}", *(f"{n:,} {other}" for other, n in others)])
     return f"Reclaimed {human_bytes(reclaimed)} of {human_bytes(before)}{share}: {done}."
 
 
+# The statuses of partitions that a command has changed. A report of several runs can have all of them.
+_CHANGED = ("compacted", "repacked", "expired", "erased", "rebuilt")
 _SUMMARIES: dict[str, Callable[[Report], str]] = {
     "verify": _about_verify,
     "audit": _about_audit,
     "rebuild-index": _about_rebuild,
     "erase": _about_erase,
     "compact --repack": _about_repack,
+    "compact --prepare": _about_prepare,
 }
 
 

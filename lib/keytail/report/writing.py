@@ -23,7 +23,7 @@ from keytail.cli import rows as show
 from keytail.cli.stopping import Stopped
 from keytail.cli.whole_file import refuse_file, write_whole
 from keytail.console import print_message
-from keytail.errors import KeytailError, UsageProblem, in_words
+from keytail.errors import EXPLAINED, KeytailError, UsageProblem, in_words
 from keytail.extras import REPORT, require
 from keytail.ledger.of_run import given_settings, versions
 from keytail.log.fs import LOCAL, FileSystem
@@ -84,7 +84,7 @@ def reporting(path: str | None, page: Page, log_dirs: Sequence[str], fs: FileSys
         raise
     except UsageProblem:
         raise
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         _write(path, page, start_ms, 1, in_words(problem))
         raise
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from keytail.errors import REPORT_IT, KeytailError
+from keytail.errors import EXPLAINED, REPORT_IT, KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.records.chunk import SegmentReader
@@ -57,7 +57,7 @@ def _read_on_worker(places: Sequence[SegmentPlace], attempt: str) -> list[Answer
 def _read(place: SegmentPlace, reader: SegmentReader) -> Answer:
     try:
         return contents_of(LOCAL, place.partition_path, place.base_offset, reader)
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return as_problem(problem)
 
 

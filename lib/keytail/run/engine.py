@@ -59,9 +59,9 @@ class Engine(Protocol):
         `attempt` differs between any two attempts of this engine, so files of a run that are named by it never collide.
         `function` must be picklable, for example a module-level function of an installed package; it runs on hosts
         where the files are mounted. If a worker dies, its payload (on Spark, all payloads of the job) is run once more;
-        `before_again(payload)` is called first, because the first attempt may have left scratch files. A payload that
-        is lost after `stopped()` returns True and `cancel` was called is not run again. `name` is the name of the job.
-        Raises SparkEnded if no more jobs can be run.
+        `before_again(payload)` is called first, because the first attempt may have left scratch files. After
+        `stopped()` returns True, a lost payload is not run again, and its problem is that of `interrupted`. `name` is
+        the name of the job. Raises SparkEnded if no more jobs can be run.
         """
 
     def cancel(self) -> None:

@@ -90,7 +90,9 @@ class Processes:
         before_again: Callable[[P], object] = lambda payload: None,
     ) -> list[Outcome[R]]:
         """Run `function` for each payload, as described in `Engine.run_bundle`."""
-        jobs = self._put(payloads, partial(watched_attempt, function, current_channel()), before_again)
+        jobs = self._put(
+            payloads, partial(watched_attempt, function, current_channel()), before_again, stopped=stopped
+        )
         answers = [job.answer.result() for job in jobs]
         is_stopped = stopped() or self.is_cancelled
         return [
@@ -127,8 +129,9 @@ class Processes:
         function: Any,
         before_again: Callable[[P], object],
         on_end: Callable[[int], object] = lambda number: None,
+        stopped: Callable[[], bool] = lambda: False,
     ) -> list[_Job]:
-        jobs = [_Job(function, payload, before_again) for payload in payloads]
+        jobs = [_Job(function, payload, before_again, stopped) for payload in payloads]
 
         def ended(number: int, _: object) -> None:
             if not self.is_cancelled:
@@ -165,7 +168,7 @@ class Processes:
         while (job := self._jobs.get()) is not None:
             answer: Any = None
             for attempt in range(2):
-                if self.is_cancelled:
+                if self.is_cancelled or (attempt and job.stopped()):
                     break
                 try:
                     if attempt:
@@ -210,8 +213,10 @@ class Processes:
 
 
 class _Job:
-    def __init__(self, function: Any, payload: Any, before_again: Callable[[Any], object]) -> None:
-        self.function, self.payload, self.before_again = function, payload, before_again
+    def __init__(
+        self, function: Any, payload: Any, before_again: Callable[[Any], object], stopped: Callable[[], bool]
+    ) -> None:
+        self.function, self.payload, self.before_again, self.stopped = function, payload, before_again, stopped
         self.answer: Future[Any] = Future()
         self.error: Exception | None = None  # why no worker ran the last attempt
 

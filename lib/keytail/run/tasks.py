@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Literal, TypeVar
 
-from keytail.errors import REPORT_IT, KeytailError, of_system, out_of_memory
+from keytail.errors import EXPLAINED, REPORT_IT, KeytailError, of_system, out_of_memory
 from keytail.run.watching import Channel, send_to
 from keytail.values import to_bytes
 
@@ -55,7 +55,7 @@ def run_attempt(function: Callable[[P, str], R], payload: P, attempt: str) -> Ou
     value, problem, trace = None, None, ""
     try:
         value = function(payload, attempt)
-    except (KeytailError, OSError, MemoryError) as error:  # only unexpected errors need a traceback
+    except EXPLAINED as error:  # only unexpected errors need a traceback
         problem = as_problem(error)
     except Exception as error:
         problem, trace = as_problem(error), traceback.format_exc()

@@ -18,7 +18,7 @@ from keytail.cli.metadata import with_metadata
 from keytail.cli.outside import refuse_unsuitable
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import select_partitions
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import EXPLAINED, Refused, UsageProblem, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -55,7 +55,7 @@ def salvage(
             try:
                 with sending_progress(entry.path, "here", "salvage"):
                     row = _one(fs, log_dir, entry, configuration, request, target, run_id, start_ms)
-            except (KeytailError, OSError, MemoryError) as problem:
+            except EXPLAINED as problem:
                 place = (entry.topic, entry.partition, entry.log_dir)
                 row = SalvageRow(*place, status_of(problem), in_words(problem), start_ms=start_ms)
             rows.append(row)

@@ -164,12 +164,12 @@ def _row(entry: Entry) -> UndoRow:
 
 @contextlib.contextmanager
 def _explained(rows: list[UndoRow], finish: str) -> Iterator[None]:
-    """Convert KeytailError and OSError to the status and error of the last of `rows`."""
+    """Convert KeytailError, OSError and MemoryError to the status and error of the last of `rows`."""
     try:
         yield
     except KeytailError as problem:
         rows[-1] = replace(rows[-1], status=status_of(problem), error=in_words(problem))
-    except OSError as problem:
+    except (OSError, MemoryError) as problem:
         rows[-1] = replace(rows[-1], status="failed", error=in_words(problem) + f"; {finish}")
 
 

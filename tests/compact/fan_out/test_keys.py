@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytail.compact.fan_out import proof
 from keytail.compact.fan_out.keys import _PROBES, _PUTS, _Run
 from keytail.compact.fan_out.proof import _Table
 from keytail.compact.map_phase.offset_map import OffsetMap
@@ -187,6 +189,25 @@ def test_a_shard_that_does_not_fit_is_reported() -> None:
     entries[:, 2] = 1
     with pytest.raises(KeytailError, match="shard of the proof needs more"):
         table.merge(entries.reshape(-1))
+
+
+@pytest.mark.parametrize("slots", [17, 32, (1 << 15) + 2, 99_999])
+def test_the_table_of_a_shard_keeps_to_its_memory_while_it_grows(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def zeros(n: int, dtype: np.dtype) -> np.ndarray:
+        sizes.append(n * dtype.itemsize)
+        return np.zeros(n, dtype)
+
+    monkeypatch.setattr(proof, "zeros", zeros)
+    memory_bytes = slots * 36
+    entries = np.random.default_rng(1).integers(1, 1 << 62, (min(slots * 3 // 4, slots - 2), 3), np.uint64)
+    entries[:, 1] &= ~np.uint64(7)
+    table = _Table(memory_bytes, "p")
+    table.merge(entries.reshape(-1))
+    assert table.used == len(entries)
+    assert sizes[-1] == slots * 24
+    assert all(before + after <= memory_bytes for before, after in pairwise(sizes))
 
 
 def test_keys_are_not_emitted_in_the_order_of_the_next_tables_slots() -> None:

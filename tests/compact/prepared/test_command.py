@@ -65,6 +65,13 @@ def prepared(run: Run, log_dir: Path) -> Path:
     return log_dir
 
 
+def test_the_page_of_a_preparation_states_what_was_prepared(run: Run, log_dir: Path, tmp_path: Path) -> None:
+    compact(run, log_dir, "--prepare", "--report", str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    assert "2 of 3 partitions prepared." in page
+    assert "dry run</span>" not in page
+
+
 def test_plan_and_doctor_report_the_space_used_by_preparations(run: Run, prepared: Path) -> None:
     used = sum(path.stat().st_size for path in prepared.glob("*/*.clean") if ".prepared." not in path.name)
     with without_spark():

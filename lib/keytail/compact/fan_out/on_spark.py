@@ -31,7 +31,7 @@ from keytail.run.hosts import refuse_network_here, refuse_unseen
 from keytail.run.memory import map_memory_bytes
 from keytail.run.shuffle import Cell
 from keytail.run.spark.engine import answer_schema, attempt_name, lost, name_jobs
-from keytail.run.tasks import Outcome, answer_bytes, run_attempt
+from keytail.run.tasks import Outcome, answer_bytes, interrupted, run_attempt
 from keytail.run.watching import Channel, current_channel, send_to, sending_progress
 from keytail.values import from_bytes, to_bytes
 
@@ -111,11 +111,13 @@ class StagesOnSpark:
             outcomes = job()
         except Exception as problem:
             if self.stopped():
-                raise lost(problem, "once") from problem
+                raise interrupted() from problem
             raise_if_ended(self.engine, problem)
             try:
                 outcomes = job()  # a local master does not retry a task whose worker died
             except Exception as again:
+                if self.stopped():
+                    raise interrupted() from again
                 raise_if_ended(self.engine, again)
                 raise lost(again, "twice") from again
         return self._values(outcomes)

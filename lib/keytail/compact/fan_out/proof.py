@@ -147,14 +147,21 @@ def settle_proof(
 
 
 class _Table:
-    """The key entries of one shard; the table takes at most two thirds of `memory_bytes` (in addition, while it grows,
-    the previous smaller table)."""
+    """The key entries of one shard; the table takes at most two thirds of `memory_bytes`. Its sizes are halves of this
+    maximum, so that the previous table, of half the size, takes the last third while the table grows."""
 
     def __init__(self, memory_bytes: int, path: str) -> None:
         self._memory_bytes, self._path = memory_bytes, path
         self._max_slots = max(16, memory_bytes * 2 // (3 * SLOT_BYTES))
-        self.slots = zeros(min(_FIRST_SLOTS, self._max_slots) * _WORDS, np.dtype(np.uint64))
+        self.slots = self._of(_FIRST_SLOTS // 2)
         self.used = 0
+
+    def _of(self, slots: int) -> np.ndarray:
+        """Return an empty table of the smallest size above `slots`."""
+        size = self._max_slots
+        while size // 2 > slots:
+            size //= 2
+        return zeros(size * _WORDS, np.dtype(np.uint64))
 
     def continue_(self, slots: np.ndarray) -> None:
         """Continue with the table of the previous pass."""
@@ -179,7 +186,7 @@ class _Table:
                     remedy="Nothing was replaced. Raise --map-memory",
                     slug="proof-memory-exceeded",
                 )
-            larger = zeros(min(2 * slots, self._max_slots) * _WORDS, np.dtype(np.uint64))
+            larger = self._of(slots)
             proof_table.rehash(self.slots, larger, True)
             self.slots = larger
 

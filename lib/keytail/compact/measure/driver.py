@@ -27,7 +27,7 @@ from keytail.compact.rules import Rules
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, NeedsFanOut
 from keytail.console import print_message
-from keytail.errors import KeytailError, in_words
+from keytail.errors import EXPLAINED, KeytailError, in_words
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.run.ended import SparkEnded
@@ -154,7 +154,7 @@ class _Measuring:
         except SourcesChanged as changed:
             self.changed[path] = changed
             return
-        except (KeytailError, OSError) as problem:
+        except EXPLAINED as problem:
             self._end(path, refused_row(row, as_problem(problem)))
             return
         row = replace(row, start_ms=outcome.start_ms or None, end_ms=outcome.end_ms or None)

@@ -36,7 +36,7 @@ from keytail.compact.running.replacing import (
 )
 from keytail.compact.task import CleaningResult, CleaningTask
 from keytail.compact.worker import on_worker
-from keytail.errors import NO_ERROR, KeytailError, in_words
+from keytail.errors import NO_ERROR, Explained, KeytailError, in_words
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.run.ended import SparkEnded
 from keytail.run.engine import Engine
@@ -254,7 +254,7 @@ class InTarget:
     def begin(self, task: CleaningTask, row: ResultRow) -> Placing:
         return Placing(self, task, row, self.intended(task))
 
-    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, Explained]]:
         """Do nothing: output_root.py writes the checkpoints of the target when the run has ended."""
         return iter(())
 

@@ -24,7 +24,7 @@ from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
-from keytail.errors import ErrorText, KeytailError, Refused, in_words, joined
+from keytail.errors import EXPLAINED, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
@@ -135,7 +135,7 @@ def judge(
         )
         if execute:
             fs.refuse_unless_like(fs.stat(entry.path))
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return replace(at, row=at.row.unchanged("refused", in_words(problem)))
     if there is not None and (unusable := _unusable(there)) is not None:
         return replace(at, row=replace(at.row.unchanged("refused", in_words(unusable)), problem=unusable))

@@ -26,7 +26,7 @@ from keytail.compact.rules import Rules
 from keytail.compact.task import NO_REMOVAL_LIMIT
 from keytail.config.compaction import CompactionConfig
 from keytail.durations import duration_text
-from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined, refusal
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, in_words, joined, refusal
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs
 from keytail.log.fs import FileSystem
@@ -99,7 +99,7 @@ def reason_against_commit(
             see_sources(fs, facts.path, segments),
             see_outputs(fs, facts.path, record.files),
         )
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return in_words(problem)
     return reason_to_discard(record, now)
 
@@ -273,7 +273,7 @@ def read_record(fs: FileSystem, path: str, leftovers: Iterable[str]) -> tuple[Re
     where = os.path.join(path, found[-1])
     try:
         record = decode_record(fs.read_bytes(where, whole=True), where)
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return None, in_words(problem)
     if names.partition_dir(record.topic, record.partition) != os.path.basename(path):
         return None, refusal("the record belongs to another partition", slug="invalid-prepared-record")

@@ -20,7 +20,7 @@ from keytail.compact.running.replacing import (
     written,
 )
 from keytail.compact.task import CleaningResult, CleaningTask, Prepared
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import Explained, KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
@@ -156,7 +156,7 @@ class Prepare:
     def begin(self, task: CleaningTask, row: ResultRow) -> Preparing:
         return Preparing(self, task, row)
 
-    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, Explained]]:
         """Return an empty iterator: the checkpoints are moved by the run that commits."""
         return iter(())
 

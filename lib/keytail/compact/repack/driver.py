@@ -27,7 +27,7 @@ from keytail.compact.running.replacing import InPlace, Replacing
 from keytail.compact.task import CleaningTask
 from keytail.config.compaction import CompactionConfig
 from keytail.console import print_message
-from keytail.errors import NO_ERROR, KeytailError, Refused
+from keytail.errors import EXPLAINED, NO_ERROR, Explained, Refused
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.replacement.recover import recover
@@ -101,7 +101,7 @@ def _planned(
                 "`prepared --discard --execute`",
                 slug="partition-is-prepared",
             )
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return refused(facts, problem)
     return planned
 
@@ -124,7 +124,7 @@ def _plan_resolved(
                 for sentence in recover(fs, entry.path, ()):
                     print_message(f"keytail: {row_of(item).name}: {sentence}")
                 now = plan(log_dir, entry)
-            except (KeytailError, OSError) as problem:
+            except EXPLAINED as problem:
                 now = refused(item.facts, problem)
         planned.append(now if now.wanted else now.without_segments())
     return planned
@@ -196,7 +196,7 @@ class _InPlace(InPlace):
     def begin(self, task: CleaningTask, row: ResultRow) -> Replacing:
         return _Repacked(self.fs, self.keeper, task, row)
 
-    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, Explained]]:
         return iter(())
 
 

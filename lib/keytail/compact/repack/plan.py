@@ -15,7 +15,17 @@ from keytail.compact.repack.options import RepackFlags
 from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
 from keytail.config.producer_expiration import uncertain
-from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, in_words, joined, refusal
+from keytail.errors import (
+    EXPLAINED,
+    NO_ERROR,
+    CorruptLog,
+    ErrorText,
+    Explained,
+    KeytailError,
+    in_words,
+    joined,
+    refusal,
+)
 from keytail.log.fs import FileSystem
 from keytail.log.missing_segments import refuse_missing_segments
 from keytail.log.partition import (
@@ -71,7 +81,7 @@ def plan_repack(
             if facts.clean_shutdown:  # after a kill, the broker recovers the log when it starts
                 by_checkpoint = rules.high_watermark == "checkpoint"
                 refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
-    except (KeytailError, OSError) as problem:
+    except EXPLAINED as problem:
         return refused(facts or survey_partition(fs, log_dir, entry), problem)
     return Planned(facts, config, decision)
 
@@ -84,7 +94,7 @@ _NO_HIGH_WATERMARK = refusal(
 )
 
 
-def refused(facts: PartitionFacts, problem: KeytailError | OSError) -> Planned:
+def refused(facts: PartitionFacts, problem: Explained) -> Planned:
     """Return a plan that refuses the partition because of an error."""
     decision = Decision("refused", in_words(problem), None)
     known = problem if isinstance(problem, KeytailError) else None

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from keytail.compact.keeper import Keeper
 from keytail.compact.task import CleaningResult, CleaningTask
-from keytail.errors import KeytailError
+from keytail.errors import Explained, KeytailError
 from keytail.log.fs import FileSystem
 from keytail.run.rows import ResultRow
 
@@ -70,6 +70,6 @@ class Destination(Protocol):
     def begin(self, task: CleaningTask, row: ResultRow) -> Installation:
         """Return the installation of a partition whose task has ended; change nothing."""
 
-    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, Explained]]:
         """Set the first dirty offsets of the next rounds for partitions whose last pass is installed, if this kind of
         run moves checkpoints; yield each partition for which this failed, with the reason."""

@@ -22,7 +22,7 @@ from keytail.compact.running.replacing import (
 )
 from keytail.compact.running.state import Events, Stop
 from keytail.compact.task import CleaningResult, CleaningTask, NeedsFanOut
-from keytail.errors import KeytailError, Refused, in_words
+from keytail.errors import EXPLAINED, Explained, KeytailError, Refused, in_words
 from keytail.log.append.roll_closed import roll
 from keytail.log.lock import LockLost
 from keytail.run.ended import SparkEnded
@@ -108,7 +108,7 @@ class Installer:
         except LockLost as problem:
             self.stop.lock_lost = problem
             return task, problem
-        except (KeytailError, OSError) as problem:
+        except EXPLAINED as problem:
             return task, as_problem(problem)
         return replace(task, segments=(*task.segments[:-1], new), roll="done"), None
 
@@ -148,12 +148,12 @@ class Installer:
                     return
                 item.task = self._prepare_next(item.task, result)
                 [outcome] = self.runner.run([item.task], f"compact {item.row.name}, next pass")
-        except (KeytailError, OSError) as problem:
+        except EXPLAINED as problem:
             if isinstance(problem, SparkEnded):
                 self.stop.because_spark_ended(problem)
             self._fail(item, problem)
 
-    def _fail(self, item: Installation, problem: KeytailError | OSError) -> None:
+    def _fail(self, item: Installation, problem: Explained) -> None:
         if isinstance(problem, LockLost):
             self.stop.lock_lost = problem
         item.fail(as_problem(problem))

@@ -16,7 +16,7 @@ from keytail.compact.keeper import Keeper
 from keytail.compact.roll import ROLLED
 from keytail.compact.running.destination import Installation
 from keytail.compact.task import CleaningResult, CleaningTask
-from keytail.errors import NO_ERROR, REPORT_IT, ErrorText, KeytailError, in_words, joined
+from keytail.errors import EXPLAINED, NO_ERROR, REPORT_IT, ErrorText, Explained, KeytailError, in_words, joined
 from keytail.format import names
 from keytail.log.checkpoint import update_offsets
 from keytail.log.fs import FileSystem
@@ -111,8 +111,8 @@ class Replacing:
             left = NO_ERROR
         except LockLost:
             pass  # The other partitions of the log dir will fail in the same way. Nothing more is changed.
-        except (KeytailError, OSError) as also:
-            left = left + " (" + ErrorText(also) + ")"
+        except EXPLAINED as also:
+            left = left + " (" + in_words(also) + ")"
         status = "skipped" if isinstance(problem, Interrupted | PastDeadline | SparkEnded) else status_of(problem)
         if not self._groups:
             text = in_words(problem) + (f". Nothing was replaced, {_SAFE}" if status == "failed" else "")
@@ -173,7 +173,7 @@ class InPlace:
     def begin(self, task: CleaningTask, row: ResultRow) -> Replacing:
         return Replacing(self.fs, self.keeper, task, row)
 
-    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, KeytailError | OSError]]:
+    def move_checkpoints(self, done: Sequence[Installation]) -> Iterator[tuple[Installation, Explained]]:
         """Replace the checkpoint file of each log dir once; yield the partitions for which this failed, with the
         reason."""
         by_log_dir: dict[str, list[Installation]] = {}
@@ -183,7 +183,7 @@ class InPlace:
             offsets = {(item.task.topic, item.task.partition): item.result.end_offset for item in there}
             try:
                 move_checkpoints(self.fs, log_dir, offsets, self.hosted[log_dir])
-            except (KeytailError, OSError) as problem:
+            except EXPLAINED as problem:
                 yield from ((item, problem) for item in there)
 
 

@@ -80,7 +80,7 @@ class SegmentIndexer:
         return bool(at < len(positions) and positions[at] == self.last_entry_position)
 
     def join(self, part: SegmentIndexer) -> None:
-        """Add the entries of `part` that follow the last entry so far, and take over the state of `part`.
+        """Add the entries of `part` that follow the last entry so far, and adopt the state of `part`.
 
         The first batch of `part` must follow all batches so far and get an entry (`next_gets_entry`), or the last
         offset entry so far must be in `part` (`meets`).

@@ -63,12 +63,12 @@ IVY_NOISE = re.compile(
 
 
 @as_caller()
-def session_settings(jars: str | None, *packages: str, place: str | None = None) -> dict[str, str]:
+def session_settings(jars: str | None, *, place: str | None = None) -> dict[str, str]:
     """Return the settings for a session that keytail starts itself, and that accesses tables at `place`. `jars` is a
     folder with Delta's jars and all others that Spark lacks; if it is None, they are among Spark's own or come from
-    Maven, as do additional `packages`. Raises UsageProblem if the folder lacks jars."""
+    Maven. Raises UsageProblem if the folder lacks jars."""
     connector = connector_for(place)
-    found = _from_folder(jars, connector) if jars else _from_maven(packages, connector)
+    found = _from_folder(jars, connector) if jars else _from_maven(connector)
     return {**SETTINGS, **connector.settings, **found}
 
 
@@ -90,10 +90,11 @@ def coordinates() -> str:
     return str(builder._options["spark.jars.packages"])
 
 
-def _from_maven(packages: tuple[str, ...], connector: Connector) -> dict[str, str]:
+def _from_maven(connector: Connector) -> dict[str, str]:
+    packages: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
     if in_sparks_jars() is None:
-        packages, excluded = (coordinates(), *packages), _SPARKS_OWN
+        packages, excluded = (coordinates(),), _SPARKS_OWN
     if connector.packages and not jars_of_spark(f"*{connector.jar}-*.jar"):
         packages, excluded = (*packages, *connector.packages), (*excluded, *connector.excludes)
     wanted = {"spark.jars.packages": packages, "spark.jars.excludes": excluded}

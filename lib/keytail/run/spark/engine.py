@@ -17,7 +17,7 @@ from keytail.errors import KeytailError
 from keytail.run.ended import raise_if_ended, text_of
 from keytail.run.kernels import compile_on_worker
 from keytail.run.spark.jvm_log import JvmLog
-from keytail.run.tasks import Outcome, Times, answer_bytes, killed, run_attempt
+from keytail.run.tasks import Outcome, Times, answer_bytes, interrupted, killed, run_attempt
 from keytail.run.watching import HERE, LOOPBACK, Channel, DriverAddress, current_channel, send_to
 from keytail.values import from_bytes
 
@@ -78,18 +78,21 @@ class SparkEngine:
         try:
             return self._run_job(payloads, function, name)
         except Exception as problem:
-            if stopped():
-                return [Outcome(None, lost(problem, "once")) for _ in payloads]
-            raise_if_ended(self, problem)
-        outcomes = []
+            if not stopped():
+                raise_if_ended(self, problem)
+        outcomes: list[Outcome[R]] = []
         for payload in payloads:
-            before_again(payload)
-            try:
-                outcomes += self._run_job([payload], function, f"{name}, again")
-            except Exception as problem:
-                if not stopped():
-                    raise_if_ended(self, problem)
-                outcomes.append(Outcome(None, lost(problem, "twice")))
+            if not stopped():
+                before_again(payload)
+                try:
+                    outcomes += self._run_job([payload], function, f"{name}, again")
+                    continue
+                except Exception as problem:
+                    if not stopped():
+                        raise_if_ended(self, problem)
+                        outcomes.append(Outcome(None, lost(problem, "twice")))
+                        continue
+            outcomes.append(Outcome(None, interrupted()))
         return outcomes
 
     def _run_job(self, payloads: Sequence[P], function: Callable[[P, str], R], name: str) -> list[Outcome[R]]:

@@ -77,17 +77,8 @@ def is_remote(place: str) -> bool:
 def checked_uri(uri: str, flag: str) -> str:
     """Return the URI without trailing slashes. Raises UsageProblem if the URI contains options, contains or may contain
     credentials, or has the scheme s3 or s3n."""
+    refuse_credentials(uri, flag)
     scheme = scheme_of(uri)
-    refuse_slash_in_password(uri, flag)
-    user, at, _ = uri.partition("://")[2].partition("@")
-    is_container = scheme.startswith("abfs") and ":" not in user
-    if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
-        raise UsageProblem(
-            f"the URI of {flag} contains credentials",
-            remedy="Remove the credentials from the URI, and give them in the environment or in Spark's configuration "
-            "(guide/tables-in-object-stores.md)",
-            slug="credentials-in-uri",
-        )
     if scheme in ("s3", "s3n"):
         raise UsageProblem(
             f"{flag} begins with {scheme}://, for which Spark has no connector",
@@ -101,6 +92,22 @@ def checked_uri(uri: str, flag: str) -> str:
             slug="unsupported-uri",
         )
     return uri.rstrip("/")
+
+
+def refuse_credentials(uri: str, flag: str) -> None:
+    """Raise UsageProblem if the URI contains or may contain credentials. Do nothing for a path. `flag` is the name of
+    the flag or argument."""
+    scheme = scheme_of(uri)
+    refuse_slash_in_password(uri, flag)
+    user, at, _ = uri.partition("://")[2].partition("@")
+    is_container = scheme.startswith(("abfs", "wasb")) and ":" not in user
+    if at and not is_container and ("/" not in user or (scheme == "s3a" and ":" in user)):
+        raise UsageProblem(
+            f"the URI of {flag} contains credentials",
+            remedy="Remove the credentials from the URI, and give them in the environment or in Spark's configuration "
+            "(guide/tables-in-object-stores.md)",
+            slug="credentials-in-uri",
+        )
 
 
 def refuse_slash_in_password(uri: str, flag: str) -> None:
