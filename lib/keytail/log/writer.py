@@ -76,8 +76,7 @@ class SegmentWriter:
         self._max_bytes = min(limits.segment_bytes, MAX_SEGMENT_BYTES)
         self._indexer = SegmentIndexer(base_offset, limits.index_interval_bytes, limits.index_bytes)
         self._digest = file_digest()
-        self.size_bytes = 0
-        self._writeback_to = 0  # the system has begun to write the log up to this position to the disk
+        self.size_bytes = self._writeback_to = 0  # `_writeback_to`: the system has begun to write up to this position
         self.records = 0
         self.made: list[str] = []
         self._open: set[int] = set()
@@ -144,7 +143,6 @@ class SegmentWriter:
         """Remove all batches appended since `mark`."""
         self._fs.truncate(self._fd, mark.size_bytes)
         self.size_bytes, self.records = mark.size_bytes, mark.records
-        self._writeback_to = min(self._writeback_to, self.size_bytes)
         self._digest = mark.digest
         self._indexer.reset_to(mark.index)
 
