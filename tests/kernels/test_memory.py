@@ -63,3 +63,8 @@ def test_memory_is_used_again_when_no_array_refers_to_it():
     address = kept.zeros(1 << 10, U64).ctypes.data
     del kept
     assert TableMemory(8 << 20).zeros(1 << 10, U64).ctypes.data == address
+
+
+def test_tables_have_other_memory_if_the_system_refuses_all_of_it_at_once():
+    table = TableMemory(1 << 62).zeros(1 << 20, U64)
+    assert len(table) == 1 << 20 and not table.any()

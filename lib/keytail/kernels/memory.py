@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import threading
@@ -33,7 +34,10 @@ class TableMemory:
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes
-        self._memory = _memory_of_process(n_bytes) if n_bytes >= _HUGE_PAGE_BYTES else None
+        self._memory: mmap.mmap | None = None
+        if n_bytes >= _HUGE_PAGE_BYTES:
+            with contextlib.suppress(OSError):  # a limit refuses so many bytes at once; the tables may be smaller
+                self._memory = _memory_of_process(n_bytes)
         self._begin = self._end = 0  # the place of the current table
 
     def zeros(self, n: int, dtype: np.dtype) -> np.ndarray:
