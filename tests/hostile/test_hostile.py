@@ -58,7 +58,7 @@ def test_undamaged_inputs_are_valid_and_damage_reaches_the_records(root: str) ->
     of = Mutator(list(corpus(root).logs))
     assert all(isinstance(read_log(log), list) for log in of.sources)
     reasons = {str(getattr(read_log(of.log(random.Random(number))), "what", "")) for number in range(1500)}
-    for part in ("checksum", "record", "offset", "decompressed", "varint"):
+    for part in ("checksum", "record", "offset", "cannot be read", "varint"):
         assert any(part in reason for reason in reasons), f"no damage of the kind {part!r}: {reasons}"
 
 
