@@ -266,6 +266,10 @@ class CleaningTask:
             **decided,
         )
 
+    def end_of(self, number: int) -> int:
+        """Return the end offset of segment `number`: the base offset of the next segment, or the log end offset."""
+        return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.log_end_offset
+
     def path(self, base_offset: int, suffix: str) -> str:
         return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
 

@@ -101,9 +101,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     writer: OutputWriter = output_writer(to, task, settled.transactions)
     try:
         _, counts = rewrite_groups(task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None)
-        behind = part.numbers[1]
-        is_last = behind == len(task.segments)
-        groups = writer.finish(task.log_end_offset if is_last else task.segments[behind].base_offset)
+        groups = writer.finish(task.end_of(part.numbers[1] - 1))
     except BaseException:
         writer.discard()
         raise
