@@ -23,11 +23,12 @@ from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.rebuild_index.partition import RebuildSettings
 from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
 from keytail.run.watching import sending_progress
 from keytail.salvage.command import Request, SalvageRow
-from keytail.salvage.partition import Salvage, Settings, salvage_partition
+from keytail.salvage.partition import Salvage, salvage_partition
 from keytail.salvage.write import NewPartition
 
 
@@ -100,14 +101,15 @@ def _one(
             slug="log-dir-in-use",
         )
     values = configuration.of(entry.topic).values()
-    settings = Settings(
+    settings = RebuildSettings(
         index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]  # an int
         segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]  # the same
+        execute=True,
+        run_id=run_id,
     )
-    new = None
-    if request.execute:
-        new = NewPartition(fs, target, entry, run_id=run_id, topic_id=_topic_id(configuration, entry.topic))
-    found = salvage_partition(fs, log_dir, entry, settings, new)
+    topic_id = _topic_id(configuration, entry.topic)
+    new = NewPartition(fs, target, entry, settings, topic_id) if request.execute else None
+    found = salvage_partition(fs, log_dir, entry, new)
     return _row(entry, found, start_ms)
 
 
