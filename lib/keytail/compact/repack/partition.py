@@ -64,7 +64,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
     writer = _writer(fs, task)
     try:
         with clock.phase("write"):
-            written = _Written(fs, task, writer, reader.another())
+            written = _Written(task, writer, reader.another())
             merger = Merger(
                 reader, task.repacking, task.config.max_message_bytes, producers.kept, producers.forgotten
             )
@@ -150,7 +150,6 @@ class _Written:
     batch, and begins with a copy of the unchanged batches before it.
     """
 
-    fs: FileSystem
     task: RepackTask
     writer: OutputWriter
     copier: SegmentReader  # reads the batches before the first changed batch
