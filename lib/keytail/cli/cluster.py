@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keytail.cli.configuration import NO_METADATA, SETTINGS_COMMAND
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, broker_options, topic_options
-from keytail.durations import duration_text
+from keytail.durations import duration_text, time_text
 from keytail.errors import NO_ERROR, ErrorText, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
@@ -51,7 +50,7 @@ class Cluster:
         if self.metadata is None:
             return self.problem + f". {instead}"
         at = self.metadata
-        message = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
+        message = f"metadata as of offset {at.as_of_offset}, time {time_text(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:
             message += f". {_uncertain(at.uncertain_topics)}"
         if at.unknown_types:
@@ -133,10 +132,3 @@ def _uncertain(topics: Mapping[str, str]) -> str:
         f"Warning: the settings of {', '.join(named[:_MAX_NAMED])}{more} are unknown: {topics[named[0]]}. Update "
         "keytail, or give their settings with --topic-configs"
     )
-
-
-def ms_text(ms: int) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
-    except (OverflowError, ValueError, OSError):  # not a time that can be printed
-        return f"{ms} ms"

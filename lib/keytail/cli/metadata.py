@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster, ms_text
+from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster
 from keytail.cli.configuration import NO_METADATA, Configuration
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
@@ -22,7 +22,7 @@ from keytail.config.keys import KEYS, file_names
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Setting
 from keytail.console import print_message
-from keytail.durations import duration_text
+from keytail.durations import duration_text, time_text
 from keytail.errors import ErrorText, KeytailError, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
@@ -143,8 +143,8 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
     if appended is not None:
         age = duration_text(appended.time_ms - metadata.as_of_ms)
         raise Refused(
-            f"the metadata log {metadata.path} is not used: its newest record, of {ms_text(metadata.as_of_ms)}, is "
-            f"{age} older than data that a broker appended to {appended.path} at {ms_text(appended.time_ms)}",
+            f"the metadata log {metadata.path} is not used: its newest record, of {time_text(metadata.as_of_ms)}, is "
+            f"{age} older than data that a broker appended to {appended.path} at {time_text(appended.time_ms)}",
             remedy=_ASSERT_CURRENT,
             slug="stale-metadata-log",
         )
