@@ -32,12 +32,12 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words
 from keytail.extras import SPARK
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.lock import LockName, hold
+from keytail.log.lock import LockName
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.run.workers import workers_of_run
 
 
@@ -62,13 +62,10 @@ class Steps:
             self.engine = session_of_run(self.run, self.request.master, submitted=True, kernels="compact")
         return self.engine
 
-    def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks `lock_names`, or Kafka's lock if no name is given, of the directories `places`."""
+    def lock(self, places: Sequence[str], name: LockName = names.LOCK) -> None:
+        """Take the locks of this name of the directories `places`."""
         if places:
-            if not self.request.shared_storage:
-                refuse_shared_storage(self.fs, places)
-            for name in lock_names or (names.LOCK,):
-                self.run.enter_context(hold(places, self.fs, name))
+            self.run.enter_context(hold_local(self.fs, places, self.request.shared_storage, name))
         self.run.enter_context(self.at_end)
 
     def select_partitions(self, now_ms: int) -> tuple[SelectedPartitions, Configuration]:

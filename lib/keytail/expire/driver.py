@@ -30,13 +30,13 @@ from keytail.expire.partition import Decision, Retention
 from keytail.expire.settings import unknown_retention
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost, hold, is_held
+from keytail.log.lock import LockLost, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.threads import Threads
 
 
@@ -75,9 +75,7 @@ def expire(
             if request.execute:
                 flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.partition_filter.log_dirs)
-            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+            run.enter_context(hold_local(fs, request.partition_filter.log_dirs, request.shared_storage))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, now_ms)
         with Threads(len(os.sched_getaffinity(0)), "ages") as pool:

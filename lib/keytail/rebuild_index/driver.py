@@ -24,7 +24,7 @@ from keytail.errors import NO_ERROR, ErrorText, KeytailError, in_words, joined
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold, is_held
+from keytail.log.lock import is_held
 from keytail.log.log_dirs import hosted
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, reasons_against_change, survey_partition
 from keytail.log.replacement.recover import recover
@@ -36,7 +36,7 @@ from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.run.workers import workers_of_run
 
 
@@ -54,9 +54,7 @@ def rebuild(
             if request.execute:
                 flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.partition_filter.log_dirs)
-            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+            run.enter_context(hold_local(fs, request.partition_filter.log_dirs, request.shared_storage))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
         run_id = secrets.token_hex(4)
