@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keytail.acting_user import as_caller
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.outside import refuse_unsuitable
+from keytail.cli.outside import refuse_unless_empty
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import select_partitions
-from keytail.errors import KeytailError, Refused, UsageProblem, in_words
+from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
@@ -40,7 +40,7 @@ def salvage(
     chosen = select_partitions(fs, request.partition_filter)
     with as_caller():
         target = os.path.realpath(request.to)
-    _check_target(fs, target, request.partition_filter.log_dirs)
+    refuse_unless_empty(fs, target, request.partition_filter.log_dirs, "--to")
     configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
     if request.execute and chosen.partitions and not fs.exists(target):
         fs.mkdir(target, fs.stat(os.path.dirname(target)))
@@ -70,17 +70,6 @@ def _log_bytes(fs: FileSystem, path: str) -> int:
         return sum(size for _, size, _ in fs.scan_sizes(path, names.LOG).sized)
     except OSError:  # the row of the partition has the reason
         return 0
-
-
-def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
-    refuse_unsuitable(fs, target, log_dirs, "--to")
-    if fs.exists(target) and fs.scan(target):
-        raise UsageProblem(
-            "--to is not empty",
-            path=target,
-            remedy="Give an empty directory, or a new name",
-            slug="directory-not-empty",
-        )
 
 
 def _one(
