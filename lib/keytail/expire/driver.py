@@ -150,10 +150,8 @@ def _examine(
             return _Examined(facts, error=joined([*reasons, *resolved.doubts()]), notes=tuple(notes))
         if request.execute:
             fs.refuse_unless_like(fs.stat(facts.path))
-    except KeytailError as problem:
+    except (KeytailError, OSError) as problem:
         return _Examined(facts, None, status_of(problem), in_words(problem), tuple(notes))
-    except OSError as problem:
-        return _Examined(facts, None, "failed", ErrorText(problem), tuple(notes))
     retention = expiry.Retention.from_values(resolved.values())
     candidates = expiry.age_candidates(facts, retention, request.high_watermark)
     in_use = not request.execute and not facts.clean_shutdown and is_held(log_dir.path, fs)
@@ -211,12 +209,10 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
             if request.execute:
                 notes += expiry.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
-        except LockLost as problem:  # possibly raised during the removal
-            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
+        except (LockLost, OSError) as problem:  # possibly raised during the removal
+            row = replace(row, status="failed", error=in_words(problem) + "; the next run completes what was begun")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=in_words(problem))
-        except OSError as problem:
-            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # segments after the first retained segment are not needed
         future.cancel()
