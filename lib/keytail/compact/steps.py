@@ -132,13 +132,7 @@ class Found:
 
 
 def find_prepared(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    rules: Rules,
-    *,
-    drop_keyless: bool,
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Found:
     """Plan a partition, and check its preparation; change nothing. With --roll-active, the preparation is checked
     later, against the log before the roll.
@@ -150,9 +144,7 @@ def find_prepared(
     record, _ = read_record(fs, entry.path, leftovers)
     if record is None or not record.files.issuperset(leftovers):
         return Found(planned)
-    by_file_time = configuration.by_file_time
-    reason = reason_against_commit(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
-    return Found(planned, record, reason)
+    return Found(planned, record, reason_against_commit(fs, record, planned, rules))
 
 
 def resolve_leftovers(
@@ -162,8 +154,6 @@ def resolve_leftovers(
     entry: PartitionEntry,
     configuration: Configuration,
     rules: Rules,
-    *,
-    drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, commit or discard a preparation, and plan the partition
     again.
@@ -192,10 +182,7 @@ def resolve_leftovers(
     if record is not None:  # the preparation does not include the active segment
         rules_of_record = replace(rules, roll_active=False)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
-        by_file_time = configuration.by_file_time
-        reason = reason_against_commit(
-            fs, record, planned, rules_of_record, by_file_time=by_file_time, drop_keyless=drop_keyless
-        )
+        reason = reason_against_commit(fs, record, planned, rules_of_record)
         planned = commit_or_discard(fs, planned, record, reason)
         if not rules.roll_active:
             return planned, done
