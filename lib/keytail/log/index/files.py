@@ -50,6 +50,7 @@ class OffsetIndex(PresizedIndex):
     _layout = struct.Struct(">ii")
     _columns = ("relative_offset", "position")
     _dtype = OFFSET_ENTRY
+    _parse = staticmethod(parse_offset_index)
 
     def entry(self, slot: int) -> OffsetEntry:
         """Return the entry of a slot; slot -1 is the start of the segment."""
@@ -82,14 +83,6 @@ class OffsetIndex(PresizedIndex):
             self._refuse_order(f"{offset} at {position} cannot follow {last.offset} at {last.position}", offset)
         self._append(relative, position)
 
-    def entries(self) -> np.ndarray:
-        """Return a copy of the entries, as `format.index.parse_offset_index` does."""
-        return parse_offset_index(self._view[: self._count * self._layout.size])
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = self.entries()
-        return entries["relative_offset"], entries["position"]
-
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         return second[1:] <= second[:-1]
 
@@ -101,6 +94,7 @@ class TimeIndex(PresizedIndex):
     _layout = struct.Struct(">qi")
     _columns = ("timestamp_ms", "relative_offset")
     _dtype = TIME_ENTRY
+    _parse = staticmethod(parse_time_index)
 
     def entry(self, slot: int) -> TimeEntry:
         """Return the entry of a slot; slot -1 is the start of the segment, with timestamp -1."""
@@ -143,14 +137,6 @@ class TimeIndex(PresizedIndex):
             self._refuse_full(offset)
         self._append(timestamp_ms, self._relative(offset))
         return True
-
-    def entries(self) -> np.ndarray:
-        """Return a copy of the entries, as `format.index.parse_time_index` does."""
-        return parse_time_index(self._view[: self._count * self._layout.size])
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = self.entries()
-        return entries["timestamp_ms"], entries["relative_offset"]
 
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         return second[1:] < second[:-1]

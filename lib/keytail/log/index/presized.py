@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from mmap import mmap
 from types import TracebackType
-from typing import ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import numpy as np
 
@@ -33,6 +33,7 @@ class PresizedIndex:
     _layout: ClassVar[struct.Struct]
     _columns: ClassVar[tuple[str, str]]
     _dtype: ClassVar[np.dtype]
+    _parse: ClassVar[Callable[[Any], np.ndarray]]
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int) -> None:
         self.path = path
@@ -112,6 +113,10 @@ class PresizedIndex:
         """The number of entries, without the zeros at the end of a file that was not trimmed."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
+    def entries(self) -> np.ndarray:
+        """Return a copy of the entries, as the parsers of `format.index` do."""
+        return self._parse(self._view[: self._count * self._layout.size])
+
     def append_rows(self, rows: np.ndarray) -> None:
         """Append entries (int64[n, 2]: the columns as stored) in one write.
 
@@ -164,7 +169,8 @@ class PresizedIndex:
         if self._odd_bytes:
             at = self._count * self._layout.size
             self._corrupt(f"{self._odd_bytes} bytes after slot {self._count - 1} are not a complete entry", at)
-        first, second = self._column_arrays()
+        entries = self.entries()
+        first, second = (entries[name] for name in self._columns)
         bad = (first < 0) | (second < 0)
         bad[1:] |= (first[1:] <= first[:-1]) | self._goes_back(second)
         if not bad.any():
@@ -183,9 +189,6 @@ class PresizedIndex:
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         """Return for each entry but the first whether its second field cannot follow the second field of the previous
         entry."""
-        raise NotImplementedError
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
 
     def _fields(self, slot: int) -> tuple[int, int]:
