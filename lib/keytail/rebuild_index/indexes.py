@@ -335,12 +335,7 @@ def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)
-    try:
-        fs.write_file(path, data, fs.stat(like))
-    except BaseException:
-        if fs.exists(path):
-            fs.unlink(path)
-        raise
+    fs.write_file(path, data, fs.stat(like))
     digest = file_digest()
     digest.update(data)
     return CleanFile(suffix, name, len(data), digest.hexdigest())

@@ -13,14 +13,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.format.index import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
-    TXN_ENTRY,
-    parse_offset_index,
-    parse_time_index,
-    parse_txn_index,
-)
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, parse_txn_index
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.presized import REBUILD, PresizedIndex
 
@@ -50,7 +43,6 @@ class OffsetIndex(PresizedIndex):
     _layout = struct.Struct(">ii")
     _columns = ("relative_offset", "position")
     _dtype = OFFSET_ENTRY
-    _parse = staticmethod(parse_offset_index)
 
     def entry(self, slot: int) -> OffsetEntry:
         """Return the entry of a slot; slot -1 is the start of the segment."""
@@ -94,7 +86,6 @@ class TimeIndex(PresizedIndex):
     _layout = struct.Struct(">qi")
     _columns = ("timestamp_ms", "relative_offset")
     _dtype = TIME_ENTRY
-    _parse = staticmethod(parse_time_index)
 
     def entry(self, slot: int) -> TimeEntry:
         """Return the entry of a slot; slot -1 is the start of the segment, with timestamp -1."""

@@ -10,12 +10,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from mmap import mmap
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self
+from typing import ClassVar, NoReturn, Self
 
 import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.format.index import MAX_RELATIVE_OFFSET
+from keytail.format.index import MAX_RELATIVE_OFFSET, parse_entries
 from keytail.log.fs import FileStat, FileSystem
 
 REBUILD = "Rebuild the indexes of the segment with `keytail rebuild-index`"
@@ -33,7 +33,6 @@ class PresizedIndex:
     _layout: ClassVar[struct.Struct]
     _columns: ClassVar[tuple[str, str]]
     _dtype: ClassVar[np.dtype]
-    _parse: ClassVar[Callable[[Any], np.ndarray]]
 
     def __init__(self, fs: FileSystem, path: str, base_offset: int) -> None:
         self.path = path
@@ -114,8 +113,8 @@ class PresizedIndex:
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
     def entries(self) -> np.ndarray:
-        """Return a copy of the entries, as the parsers of `format.index` do."""
-        return self._parse(self._view[: self._count * self._layout.size])
+        """Return a copy of the entries, with the fields of `_dtype` in native byte order."""
+        return parse_entries(self._view[: self._count * self._layout.size], self._dtype)
 
     def append_rows(self, rows: np.ndarray) -> None:
         """Append entries (int64[n, 2]: the columns as stored) in one write.
