@@ -77,8 +77,7 @@ class Planned:
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
         """The number of segments before the run, and the bytes of their logs."""
-        segments = self.facts.segments
-        return self.counted or (len(segments) - self.is_to_roll, sum(segment.log_bytes for segment in segments))
+        return self.counted or (len(self.facts.segments) - self.is_to_roll, self.facts.log_bytes)
 
     @property
     def is_to_roll(self) -> bool:

@@ -62,9 +62,9 @@ def erase(
             examine(fs, log_dir, entry, configuration, execute=request.execute, others=others)
             for log_dir, entry in chosen.partitions
         ]
-        sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items]
+        sizes = [(os.path.basename(item.facts.path), item.facts.log_bytes) for item in items]
         with Reporter("erase", sizes, _READS if request.execute else 1.0) as reporter:
-            to_read = [item.log_bytes for item in items if item.config is not None]
+            to_read = [item.facts.log_bytes for item in items if item.config is not None]
             engine = _engine(run, request, reporter, to_read, fs)
             reporter.note(f"keys in {request.keys_file}: {keys.count:,}")
             if flags.path is not None:

@@ -108,10 +108,10 @@ def expire(
 
 def _planned_row(item: _Examined) -> ExpireRow:
     facts = item.facts
-    size = sum(segment.log_bytes for segment in facts.segments)
     return ExpireRow(
-        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments), bytes_before=size
-    )
+        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments),
+        bytes_before=facts.log_bytes,
+    )  # fmt: skip
 
 
 def _examine(
@@ -192,7 +192,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
         status=item.status,
         error=item.error,
         segments_before=len(facts.segments),
-        bytes_before=sum(segment.log_bytes for segment in facts.segments),
+        bytes_before=facts.log_bytes,
         log_start_before=facts.log_start_offset,
         log_end_offset=facts.log_end_offset,
         in_use=item.in_use,

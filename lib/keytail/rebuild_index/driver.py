@@ -60,14 +60,14 @@ def rebuild(
         run_id = secrets.token_hex(4)
         examined = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
         plans = [item.plan for item in examined if item.plan is not None]
-        size = sum(plan.log_bytes for plan in plans)
-        sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
+        size = sum(plan.facts.log_bytes for plan in plans)
+        sizes = [(os.path.basename(plan.facts.path), plan.facts.log_bytes) for plan in plans]
         with Reporter("rebuild-index", sizes) as reporter:
             why_spark = "" if request.submitted else flags.why_spark()
             if not request.submitted and (request.master or size > HERE_BYTES or why_spark) and fs is LOCAL:
                 if why_spark and request.master is None:
                     reporter.note(why_spark)
-                seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
+                seconds = [plan.facts.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
                 engine = workers_of_run(
                     run, reporter, request.master, seconds, kernels="rebuild-index",
                     needs_spark=bool(why_spark), extra=flags.session_settings,
@@ -126,10 +126,9 @@ class _Examined:
 
     def refused_row(self) -> RebuildRow:
         facts = self.facts
-        size = sum(segment.log_bytes for segment in facts.segments)
         return RebuildRow(
-            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes,
-            problem=self.problem,
+            facts.topic, facts.partition, facts.log_dir, self.status, self.error, facts.log_bytes,
+            notes=self.notes, problem=self.problem,
         )  # fmt: skip
 
 
@@ -204,7 +203,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         log_dir=facts.log_dir,
         status=status,
         error=error,
-        bytes=plan.log_bytes,
+        bytes=facts.log_bytes,
         batches=batches,
         files_wrong=files_wrong,
         in_use=plan.settings.is_in_use,
