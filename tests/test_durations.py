@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keytail.durations import duration_text
+from keytail.durations import duration_text, time_text
 
 _MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
 
@@ -25,6 +25,20 @@ _MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000, "ms": 1}
 )
 def test_durations_are_printed_in_two_units(ms: int, text: str) -> None:
     assert duration_text(ms) == text
+
+
+@pytest.mark.parametrize(
+    "ms, text",
+    [
+        (0, "1970-01-01 00:00:00 UTC"),
+        (-1, "1969-12-31 23:59:59 UTC"),
+        (253_402_300_799_999, "9999-12-31 23:59:59 UTC"),
+        (253_402_300_800_000, "253402300800000 ms"),
+        (10**40, f"{10**40} ms"),
+    ],
+)
+def test_numbers_that_are_no_times_are_printed_too(ms: int, text: str) -> None:
+    assert time_text(ms) == text
 
 
 @given(st.integers(0, 2**63 - 1))

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TextIO, cast
 
@@ -116,6 +116,12 @@ def line_ends(line: str, width: int, indent: int) -> Iterator[int]:
 def hanging_indent(line: str) -> str:
     """Return the blanks with which the continuations of `line` begin."""
     return " " * (len(line) - len(line.lstrip(" ")) + _HANG)
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return the names, at most `most` of them, and the number of the others, for a message."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def standard_error() -> TextIO:

@@ -53,7 +53,7 @@ def main() -> None:
     finally:
         spark.stop()
         end_jvm()
-    print(json.dumps({"seconds": seconds, "bytes": sum(plan.log_bytes for plan in plans)}))
+    print(json.dumps({"seconds": seconds, "bytes": sum(plan.facts.log_bytes for plan in plans)}))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from tests.reference.loader import load_alike
 
 SHARE = 0.03  # unless KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
-RULES = Rules("orders", False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
+RULES = Rules(False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:

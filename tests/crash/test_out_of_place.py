@@ -77,7 +77,7 @@ def run(fs: FileSystem, root: Path, *, out: str = "", scratch_dir: str | None = 
 def _here(fs: FileSystem) -> Iterator[None]:
     with (
         # `tests/log/test_lock.py` tests the faults of locks.
-        patch.object(steps, "hold", lambda *_: contextlib.nullcontext()),
+        patch.object(steps, "hold_local", lambda *_: contextlib.nullcontext()),
         patch.object(out_of_place, "is_held", lambda *_: False),
         patch.object(steps, "workers_of_run", lambda *_, **__: LikeSpark(1)),
         patch.object(scheduling, "bundles_in_flight", lambda *_: 1),

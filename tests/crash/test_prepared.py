@@ -75,7 +75,7 @@ class InTwoSteps(LogDir):
         due = [plan for plan in planned if plan.wanted]
         found = {
             plan.facts.path: FoundBefore(
-                basis_of(fs, plan, RULES, by_file_time=False, drop_keyless=False),
+                basis_of(fs, plan, RULES),
                 see_sources(fs, plan.facts.path, plan.facts.segments[:-1]),
             )
             for plan in due
@@ -142,7 +142,7 @@ class InTwoSteps(LogDir):
         planned = Planned(facts, self.config, decision, settings_known=True)
         if record is None:
             return planned
-        reason = reason_against_commit(fs, record, planned, RULES, by_file_time=False, drop_keyless=False)
+        reason = reason_against_commit(fs, record, planned, RULES)
         return commit_or_discard(fs, planned, record, reason)
 
 

@@ -77,7 +77,7 @@ def run_undo(fs: FileSystem, root: Path, run_id: str = "r1") -> list[UndoRow]:
 
 def undo_all(fs: FileSystem, root: Path) -> Failed:
     # `tests/log/test_lock.py` tests the faults of locks.
-    with patch("keytail.undo.driver.hold", lambda *_: contextlib.nullcontext()):
+    with patch("keytail.undo.driver.hold_local", lambda *_: contextlib.nullcontext()):
         rows = run_undo(fs, root)
     return Failed(tuple(row.error for row in rows if row.status not in ("undone", "clean")))
 

@@ -40,7 +40,7 @@ from tests.import_.case import (
 from tests.reference.batches import Rec, all_records, decode_log
 
 BEHIND = CASES["after records, in a new segment"]
-RULES = Rules("orders", False, False, 1 << 30, 1 << 20, 4096, 1 << 20, False)
+RULES = Rules(False, False, 1 << 30, 1 << 20, 4096, 1 << 20, False)
 
 
 def made(case: Case, tmp_path: Path) -> Path:

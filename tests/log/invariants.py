@@ -35,7 +35,8 @@ def check_index(index: PresizedIndex | TransactionIndex) -> None:
         assert index._count <= index._max_entries
         assert fs.fd_stat(index._fd).size_bytes == len(index._view) == full_bytes
         assert not index._view[index._count * index._layout.size :].strip(b"\0")
-    first, second = index._column_arrays()
+    entries = index.entries()
+    first, second = (entries[name] for name in index._columns)
     assert np.all(np.diff(first) > 0)
     assert not index._goes_back(second).any()
 

@@ -49,7 +49,7 @@ from keytail.lookup.steps import lookup_offset, lookup_time
 from keytail.rebuild_index.partition import RebuildSettings, plan_partition
 from keytail.rebuild_index.tasks import Rebuild
 from keytail.run.kernels import RARE
-from keytail.salvage.partition import Settings, salvage_partition
+from keytail.salvage.partition import salvage_partition
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
 
@@ -304,12 +304,13 @@ def _cut(path: str) -> None:
     commits_of(reader, found, pieces_of(found.table))
     entry = PartitionEntry(facts.topic, facts.partition, facts.log_dir, facts.path)
     directory = _directory(os.path.dirname(path), f"cut-{facts.topic}")
-    new = NewPartition(LOCAL, directory, entry, run_id="cut", topic_id=None)
+    settings = RebuildSettings(4096, 10_485_760, execute=True, run_id="cut")
+    new = NewPartition(LOCAL, directory, entry, settings, None)
     for segment in facts.segments:
         log = os.path.join(path, names.segment_file(segment.base_offset, names.LOG))
         chunks = reader.chunks(log, segment.log_bytes)
         new.add_segment(segment.base_offset, (chunk.raw for chunk in chunks), LOCAL.stat(log))
-    new.finish((), 4096, 10_485_760)
+    new.finish(())
 
 
 def _salvage(path: str) -> None:
@@ -323,4 +324,4 @@ def _salvage(path: str) -> None:
     log_dir = LogDirFacts(os.path.dirname(path), (), (), False, {}, {}, {}, {})
     topic, _, partition = os.path.basename(path).rpartition("-")
     entry = PartitionEntry(topic, int(partition), log_dir.path, path)
-    salvage_partition(LOCAL, log_dir, entry, Settings(4096, 10_485_760), None)
+    salvage_partition(LOCAL, log_dir, entry, None)

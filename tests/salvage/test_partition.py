@@ -22,8 +22,9 @@ from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.records import block_check
+from keytail.rebuild_index.partition import RebuildSettings
 from keytail.salvage import scan as salvage_scan
-from keytail.salvage.partition import Salvage, Settings, salvage_partition
+from keytail.salvage.partition import Salvage, salvage_partition
 from keytail.salvage.scan import read_around, scan_file
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
@@ -139,8 +140,10 @@ def salvage(path: Path, to: Path | None, fs: FileSystem = LOCAL, **facts: int) -
     new = None
     if to is not None:
         to.mkdir()
-        new = NewPartition(fs, str(to), entry, run_id="test", topic_id=None)
-    return salvage_partition(fs, log_dir, entry, Settings(INTERVAL_BYTES, 10_485_760), new)
+        new = NewPartition(
+            fs, str(to), entry, RebuildSettings(INTERVAL_BYTES, 10_485_760, execute=True, run_id="test"), None
+        )
+    return salvage_partition(fs, log_dir, entry, new)
 
 
 def read(path: Path) -> dict[int, bytes]:

@@ -53,7 +53,7 @@ class _InReplica:
             "name": self.name,
             "path": facts and facts.path,
             "segments": len(facts.segments) if facts else 0,
-            "bytes": _bytes(facts) if facts else 0,
+            "bytes": facts.log_bytes if facts else 0,
             "records_left": left and left.records,
             "first_left": left.first_offset if left and left.records else None,
             "not_read": list(self.not_read),
@@ -83,11 +83,11 @@ def find_left(
         for key in sorted(hosting)
     ]
     payloads = [(facts, keys) for of_one in surveyed for facts in of_one.values()]
-    sizes = [sum(map(_bytes, of_one.values())) for of_one in surveyed]
+    sizes = [sum(facts.log_bytes for facts in of_one.values()) for of_one in surveyed]
     names = [f"{topic}-{partition}" for topic, partition in sorted(hosting)]
     rows: list[AuditRow] = []
     with contextlib.ExitStack() as run, Reporter("audit", list(zip(names, sizes, strict=True))) as reporter:
-        seconds = [_bytes(facts) / INDEXED_BYTES_PER_S for facts, _ in payloads]
+        seconds = [facts.log_bytes / INDEXED_BYTES_PER_S for facts, _ in payloads]
         engine = workers_of_run(run, reporter, request.master, seconds, kernels="erase", submitted=request.submitted)
         outcomes = iter(engine.run_bundle(payloads, count_task, name="audit: find keys"))
         for (topic, partition), of_one, size in zip(sorted(hosting), surveyed, sizes, strict=True):
@@ -136,7 +136,3 @@ def _row(topic: str, partition: int, found: Sequence[_InReplica]) -> AuditRow:
         replicas=tuple(item.reported() for item in found),
         notes=tuple(note for item in found for note in item.notes()),
     )  # fmt: skip
-
-
-def _bytes(facts: PartitionFacts) -> int:
-    return sum(segment.log_bytes for segment in facts.segments)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keytail.cli.configuration import NO_METADATA, SETTINGS_COMMAND
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Layer, broker_options, topic_options
-from keytail.durations import duration_text
+from keytail.console import listed
+from keytail.durations import duration_text, time_text
 from keytail.errors import NO_ERROR, ErrorText, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, read_topic_id
@@ -18,7 +18,6 @@ from keytail.log.partition import PartitionEntry
 
 # A metadata log is old, or stale, if it ends more than this time before the run, or before the latest appended data.
 OLD_MS = 3_600_000
-_MAX_NAMED = 10
 GIVE_SETTINGS = (
     f"Save the settings of topics from any running broker of the cluster: `{SETTINGS_COMMAND} > topics.txt`; then run "
     "again with --topic-configs topics.txt"
@@ -51,7 +50,7 @@ class Cluster:
         if self.metadata is None:
             return self.problem + f". {instead}"
         at = self.metadata
-        message = f"metadata as of offset {at.as_of_offset}, time {ms_text(at.as_of_ms)} ({at.path})"
+        message = f"metadata as of offset {at.as_of_offset}, time {time_text(at.as_of_ms)} ({at.path})"
         if at.uncertain_topics:
             message += f". {_uncertain(at.uncertain_topics)}"
         if at.unknown_types:
@@ -128,15 +127,7 @@ class Cluster:
 
 def _uncertain(topics: Mapping[str, str]) -> str:
     named = sorted(topics)
-    more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
     return (
-        f"Warning: the settings of {', '.join(named[:_MAX_NAMED])}{more} are unknown: {topics[named[0]]}. Update "
+        f"Warning: the settings of {listed(named)} are unknown: {topics[named[0]]}. Update "
         "keytail, or give their settings with --topic-configs"
     )
-
-
-def ms_text(ms: int) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ms / 1000))
-    except (OverflowError, ValueError, OSError):  # not a time that can be printed
-        return f"{ms} ms"

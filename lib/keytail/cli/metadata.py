@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster, ms_text
+from keytail.cli.cluster import GIVE_SETTINGS, OLD_MS, Cluster
 from keytail.cli.configuration import NO_METADATA, Configuration
 from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
@@ -21,14 +21,13 @@ from keytail.config.kafka_version import METADATA_VERSION, WITHOUT_ZOOKEEPER
 from keytail.config.keys import KEYS, file_names
 from keytail.config.message_format import ClusterMode
 from keytail.config.resolve import Setting
-from keytail.console import print_message
-from keytail.durations import duration_text
+from keytail.console import listed, print_message
+from keytail.durations import duration_text, time_text
 from keytail.errors import ErrorText, KeytailError, Refused
 from keytail.format import names
 from keytail.log.cluster.metadata import ClusterMetadata, find_metadata_dir, read_metadata
 from keytail.log.fs import FileSystem
 
-_MAX_NAMED = 10
 _ASSERT_CURRENT = (
     "Give --metadata-is-current only if the cluster still runs with this metadata log, and no setting was changed "
     "after its newest record"
@@ -143,8 +142,8 @@ def _refuse_stale(fs: FileSystem, log_dirs: Sequence[str], metadata: ClusterMeta
     if appended is not None:
         age = duration_text(appended.time_ms - metadata.as_of_ms)
         raise Refused(
-            f"the metadata log {metadata.path} is not used: its newest record, of {ms_text(metadata.as_of_ms)}, is "
-            f"{age} older than data that a broker appended to {appended.path} at {ms_text(appended.time_ms)}",
+            f"the metadata log {metadata.path} is not used: its newest record, of {time_text(metadata.as_of_ms)}, is "
+            f"{age} older than data that a broker appended to {appended.path} at {time_text(appended.time_ms)}",
             remedy=_ASSERT_CURRENT,
             slug="stale-metadata-log",
         )
@@ -159,10 +158,8 @@ def _report_unmatched(fs: FileSystem, log_dirs: Sequence[str], configuration: Co
     parsed = (names.parse_partition_dir(entry.name) for path in log_dirs for entry in fs.scan_names(path))
     missing = sorted(given.keys() - {found.topic for found in parsed if found is not None})
     if missing:
-        more = f" and {len(missing) - _MAX_NAMED} more" if len(missing) > _MAX_NAMED else ""
-        listed = ", ".join(missing[:_MAX_NAMED])
         print_message(
-            f"keytail: --topic-configs has topics without a partition in the log dirs: {listed}{more}", "warning"
+            f"keytail: --topic-configs has topics without a partition in the log dirs: {listed(missing)}", "warning"
         )
 
 
@@ -183,9 +180,9 @@ def _broker(properties: Mapping[str, MetaProperties], broker: Mapping[str, Setti
     if isinstance(in_file, int):
         message[in_file] = broker["node.id"].source
     if len(message) != 1:
-        listed = ", ".join(f"{number} in {where}" for number, where in sorted(message.items()))
+        ids = ", ".join(f"{number} in {where}" for number, where in sorted(message.items()))
         raise Refused(
-            f"the broker ids differ: {listed}" if message else "no meta.properties contains the broker id",
+            f"the broker ids differ: {ids}" if message else "no meta.properties contains the broker id",
             remedy="Give the log dirs of one broker, and with --config the server.properties of the same broker",
             slug="different-broker-ids" if message else "no-broker-id",
         )

@@ -33,6 +33,18 @@ def refuse_unsuitable(
         )
 
 
+def refuse_unless_empty(fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str) -> None:
+    """Do the same as `refuse_unsuitable`, and raise UsageProblem if the directory `path` exists and has files."""
+    refuse_unsuitable(fs, path, log_dirs, flag)
+    if fs.exists(path) and fs.scan(path):
+        raise UsageProblem(
+            f"{flag} is not empty",
+            path=path,
+            remedy="Give an empty directory, or a new name",
+            slug="directory-not-empty",
+        )
+
+
 @as_caller()
 def refuse_in_log_dirs(
     fs: FileSystem, path: str, log_dirs: Sequence[str], flag: str, *, may_be_log_dir: bool = False

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from keytail import sizes
 from keytail.cli.statuses import kind_of, styled
-from keytail.console import Level, hanging_indent, line_ends, output_style, print_message, standard_error
+from keytail.console import Level, hanging_indent, line_ends, listed, output_style, print_message, standard_error
 from keytail.errors import CORRUPT_REMEDY, slugs_of, visible, without_corrupt_remedy
 
 # The width, in characters, of output to a file or a log, which has no terminal's width: enough for a row.
@@ -202,8 +202,7 @@ def some_names(names: Sequence[str]) -> str:
     """Return a name, or the number of partitions and some of their names."""
     if len(names) == 1:
         return names[0]
-    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
-    return f"{len(names):,} partitions ({', '.join(names[:_MAX_NAMED])}{more})"
+    return f"{len(names):,} partitions ({listed(names, _MAX_NAMED)})"
 
 
 def alike(reason: str, name: str) -> str:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from keytail.cli.configuration import Configuration
 from keytail.config.keys import SEGMENT_BYTES_OF_4_1
+from keytail.console import listed
 from keytail.errors import KeytailError
 
 _SETTING = "segment.bytes"
-_MAX_NAMED = 10
 REMEDY = f"Before an upgrade to Kafka 4.1 or later, set segment.bytes to {SEGMENT_BYTES_OF_4_1} or more"
 
 
@@ -20,10 +20,9 @@ def small_segments(configuration: Configuration) -> str:
     found = list(_found(configuration))
     if not found:
         return ""
-    more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
     return (
-        f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {', '.join(found[:_MAX_NAMED])}{more}; Kafka 4.1 and "
-        "later do not start with such a value"
+        f"segment.bytes is below {SEGMENT_BYTES_OF_4_1} for {listed(found)}; Kafka 4.1 and later do not start with "
+        "such a value"
     )
 
 

@@ -69,8 +69,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             with contextlib.closing(rewriter):
                 stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
-            is_last = stop == len(task.segments)
-            groups = writer.finish(task.log_end_offset if is_last else task.segments[stop].base_offset)
+            groups = writer.finish(task.end_of(stop - 1))
         untouched_records = findings.unread_records + survivors.records_from(end)
         before = task.saved_state.totals if task.saved_state else Totals(keys=survivors.offset_map.used)
         totals = before.and_written(groups, counts, writer.size_bytes, writer.records, writer.splits)

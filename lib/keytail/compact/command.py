@@ -167,6 +167,8 @@ class Request:
             unsafe_clock=self.unsafe_clock,
             roll_active=self.roll_active,
             replicas=replicas_of(fs, self.replicas, self.partition_filter.log_dirs),
+            drop_keyless=self.drop_keyless,
+            by_file_time=self.configuration.by_file_time,
         )
 
     def task_settings(self) -> TaskSettings:

@@ -136,7 +136,7 @@ def _plan(
 ) -> list[Planned]:
     """Return the decisions of a compaction, print what they assume, and correct checkpoints that are outside their
     logs."""
-    planned = _plan_resolved(fs, chosen, configuration, rules, drop_keyless=request.drop_keyless)
+    planned = _plan_resolved(fs, chosen, configuration, rules)
     if request.prepared_only:
         planned = [p if p.prepared or not p.wanted else _not_prepared(p) for p in planned]
     report_unhosted(
@@ -167,17 +167,17 @@ def _not_prepared(planned: Planned) -> Planned:
 
 
 def _plan_resolved(
-    fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules, *, drop_keyless: bool
+    fs: FileSystem, chosen: SelectedPartitions, configuration: Configuration, rules: Rules
 ) -> list[Planned]:
     """Return the decisions, after resolving leftovers of interrupted runs in partitions of compacted topics."""
     found = of_each(
         chosen.partitions,
-        lambda log_dir, entry: find_prepared(fs, log_dir, entry, configuration, rules, drop_keyless=drop_keyless),
+        lambda log_dir, entry: find_prepared(fs, log_dir, entry, configuration, rules),
         fs,
     )
     planned = []
     for (log_dir, entry), before in zip(chosen.partitions, found, strict=True):
-        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules, drop_keyless=drop_keyless)
+        now, done = resolve_leftovers(fs, before, log_dir, entry, configuration, rules)
         for sentence in done:
             print_message(f"keytail: {row_of(now).name}: {sentence}")
         planned.append(now)

@@ -54,8 +54,6 @@ class Keeper:
             add_groups(self.fs, self._entry(task), result.groups)
             return
         sources = _sources(task, result.end_offset)
-        following = task.segments[len(sources) :]
-        next_base = following[0].base_offset if following else task.log_end_offset
         keep(
             self.fs,
             self.backup,
@@ -63,7 +61,7 @@ class Keeper:
             result.groups,
             run_id=task.committing_run_id,
             source_bases=[segment.base_offset for segment in sources],
-            end_offset=next_base,
+            end_offset=task.end_of(len(sources) - 1),
             next_checkpoint=task.next_checkpoint(result.end_offset),
         )
 

@@ -25,7 +25,17 @@ from keytail.config.message_format import MessageFormat
 from keytail.config.resolve import CLEANUP_POLICY
 from keytail.console import print_message
 from keytail.durations import duration_text
-from keytail.errors import NO_ERROR, CorruptLog, ErrorText, KeytailError, Refused, in_words, joined
+from keytail.errors import (
+    EXPLAINED,
+    NO_ERROR,
+    CorruptLog,
+    ErrorText,
+    Explained,
+    KeytailError,
+    Refused,
+    in_words,
+    joined,
+)
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.missing_segments import refuse_missing_segments
@@ -77,8 +87,7 @@ class Planned:
     @property
     def segments_and_bytes(self) -> tuple[int, int]:
         """The number of segments before the run, and the bytes of their logs."""
-        segments = self.facts.segments
-        return self.counted or (len(segments) - self.is_to_roll, sum(segment.log_bytes for segment in segments))
+        return self.counted or (len(self.facts.segments) - self.is_to_roll, self.facts.log_bytes)
 
     @property
     def is_to_roll(self) -> bool:
@@ -168,20 +177,12 @@ def plan_partition_of(
         if due and by_listing and fs.unreadable(entry.path):  # the survey reports unreadable files
             return plan_partition_of(fs, log_dir, entry, configuration, rules, as_if=as_if)
         if due:
-            refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # without a clean shutdown, a broker recovers the log when it starts
-                by_checkpoint = rules.high_watermark == "checkpoint"
-                refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
+            refuse_incomplete(fs, facts, rules)
         held = removal_limit(fs, rules.replicas, facts) if rules.replicas and due else None
         if roll is not None and roll.is_due:
             facts = after_roll(facts)
-    except KeytailError as problem:
-        facts = facts or survey_partition(fs, log_dir, entry)
-        corrupt = isinstance(problem, CorruptLog)
-        return Planned(facts, None, Decision("refused", in_words(problem), None), corrupt, problem=problem)
-    except (OSError, MemoryError) as problem:
-        facts = facts or survey_partition(fs, log_dir, entry)
-        return Planned(facts, None, Decision("refused", in_words(problem), None))
+    except EXPLAINED as problem:
+        return refused(facts or survey_partition(fs, log_dir, entry), problem)
     if decision.error and (doubts := resolved.doubts()):
         error = joined([decision.error, *doubts])
         decision = replace(decision, error=error, remedy=_IF_IN_DOUBT if decision.remedy else "")
@@ -196,6 +197,21 @@ def plan_partition_of(
         by_listing=listed is not None,
         roll=roll,
     )
+
+
+def refused(facts: PartitionFacts, problem: Explained) -> Planned:
+    """Return a plan that refuses the partition because of an error."""
+    decision = Decision("refused", in_words(problem), None)
+    known = problem if isinstance(problem, KeytailError) else None
+    return Planned(facts, None, decision, corrupt=isinstance(problem, CorruptLog), problem=known)
+
+
+def refuse_incomplete(fs: FileSystem, facts: PartitionFacts, rules: Rules) -> None:
+    """Raise KeytailError if a segment of a due partition is missing, or the end of its log is damaged."""
+    refuse_missing_segments(fs, facts)
+    if facts.clean_shutdown:  # without a clean shutdown, a broker recovers the log when it starts
+        by_checkpoint = rules.high_watermark == "checkpoint"
+        refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
 
 
 def _with_roll(

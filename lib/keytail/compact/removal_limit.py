@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from keytail.cli.replicas import Replica, refuse_other_topic
-from keytail.console import print_message
+from keytail.console import listed, print_message
 from keytail.errors import ErrorText, KeytailError, Refused, in_words, joined
 from keytail.log.cluster.metadata import read_topic_id
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, list_partition, survey_partition
-
-_MAX_NAMED = 10
 
 
 @dataclass(frozen=True)
@@ -74,9 +72,7 @@ def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionF
 def report_unhosted(names: Sequence[str]) -> None:
     """Report on standard error the due partitions that none of the given replicas hosts."""
     if names:
-        more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
-        some = ", ".join(names[:_MAX_NAMED])
-        text = f"no --replica hosts {some}{more}: their tombstones and markers are removed when the retention ends"
+        text = f"no --replica hosts {listed(names)}: their tombstones and markers are removed when the retention ends"
         print_message(f"keytail: {text}", "warning")
 
 

@@ -23,6 +23,8 @@ class Rules:
     replicas: tuple[Replica, ...] = ()  # other replicas, which limit the removal of tombstones and markers
     roll_active: bool = False
     running: frozenset[str] = frozenset()  # log dirs whose broker still runs; only in a plan with `roll_active`
+    drop_keyless: bool = False
+    by_file_time: bool = False  # tombstones and markers are removed by file time (CLEANING.md 16)
 
 
 @dataclass(frozen=True)

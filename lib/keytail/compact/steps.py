@@ -32,12 +32,12 @@ from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, in_words
 from keytail.extras import SPARK
 from keytail.format import names
 from keytail.log.fs import FileSystem
-from keytail.log.lock import LockName, hold
+from keytail.log.lock import LockName
 from keytail.log.partition import LogDirFacts, PartitionEntry
 from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.run.workers import workers_of_run
 
 
@@ -62,13 +62,10 @@ class Steps:
             self.engine = session_of_run(self.run, self.request.master, submitted=True, kernels="compact")
         return self.engine
 
-    def lock(self, places: Sequence[str], *lock_names: LockName) -> None:
-        """Take the locks `lock_names`, or Kafka's lock if no name is given, of the directories `places`."""
+    def lock(self, places: Sequence[str], name: LockName = names.LOCK) -> None:
+        """Take the locks of this name of the directories `places`."""
         if places:
-            if not self.request.shared_storage:
-                refuse_shared_storage(self.fs, places)
-            for name in lock_names or (names.LOCK,):
-                self.run.enter_context(hold(places, self.fs, name))
+            self.run.enter_context(hold_local(self.fs, places, self.request.shared_storage, name))
         self.run.enter_context(self.at_end)
 
     def select_partitions(self, now_ms: int) -> tuple[SelectedPartitions, Configuration]:
@@ -135,13 +132,7 @@ class Found:
 
 
 def find_prepared(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    rules: Rules,
-    *,
-    drop_keyless: bool,
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Found:
     """Plan a partition, and check its preparation; change nothing. With --roll-active, the preparation is checked
     later, against the log before the roll.
@@ -153,9 +144,7 @@ def find_prepared(
     record, _ = read_record(fs, entry.path, leftovers)
     if record is None or not record.files.issuperset(leftovers):
         return Found(planned)
-    by_file_time = configuration.by_file_time
-    reason = reason_against_commit(fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless)
-    return Found(planned, record, reason)
+    return Found(planned, record, reason_against_commit(fs, record, planned, rules))
 
 
 def resolve_leftovers(
@@ -165,8 +154,6 @@ def resolve_leftovers(
     entry: PartitionEntry,
     configuration: Configuration,
     rules: Rules,
-    *,
-    drop_keyless: bool,
 ) -> tuple[Planned, list[str]]:
     """Finish or undo what an interrupted run or broker left, commit or discard a preparation, and plan the partition
     again.
@@ -195,10 +182,7 @@ def resolve_leftovers(
     if record is not None:  # the preparation does not include the active segment
         rules_of_record = replace(rules, roll_active=False)
         planned = plan_partition_of(fs, log_dir, entry, configuration, rules_of_record)
-        by_file_time = configuration.by_file_time
-        reason = reason_against_commit(
-            fs, record, planned, rules_of_record, by_file_time=by_file_time, drop_keyless=drop_keyless
-        )
+        reason = reason_against_commit(fs, record, planned, rules_of_record)
         planned = commit_or_discard(fs, planned, record, reason)
         if not rules.roll_active:
             return planned, done

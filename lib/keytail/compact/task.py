@@ -266,6 +266,10 @@ class CleaningTask:
             **decided,
         )
 
+    def end_of(self, number: int) -> int:
+        """Return the end offset of segment `number`: the base offset of the next segment, or the log end offset."""
+        return self.segments[number + 1].base_offset if number + 1 < len(self.segments) else self.log_end_offset
+
     def path(self, base_offset: int, suffix: str) -> str:
         return os.path.join(self.partition_path, names.segment_file(base_offset, suffix))
 
@@ -289,18 +293,10 @@ class SourceCounts(NamedTuple):
         """Return the counts plus the counts of written batches. `batches` are rows of a batch table, in which a delete
         horizon takes the place of the base timestamp.
         """
-        kept = self.records_kept + int(batches["record_count"].sum())
         horizons = batches["base_timestamp_ms"][(batches["attributes"] & DELETE_HORIZON) != 0]
-        if not len(horizons):
-            return self._replace(records_kept=kept)
-        first, last = int(horizons.min()), int(horizons.max())
-        return self._replace(
-            records_kept=kept,
-            horizon_batches=self.horizon_batches + len(horizons),
-            first_horizon_ms=min(first, self.first_horizon_ms) if self.horizon_batches else first,
-            last_horizon_ms=max(last, self.last_horizon_ms),
-        )
-
+        first, last = (int(horizons.min()), int(horizons.max())) if len(horizons) else (-1, -1)
+        kept = int(batches["record_count"].sum())
+        return self.and_more(SourceCounts(self.segment, 0, kept, len(horizons), first, last))
 
     def and_more(self, later: SourceCounts) -> SourceCounts:
         """Return the sum of these counts and `later`, the counts of a later part of the segment."""

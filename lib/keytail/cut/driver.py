@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from keytail.acting_user import as_caller
-from keytail.cli.outside import refuse_unsuitable
+from keytail.cli.outside import refuse_unless_empty
 from keytail.cli.progress import Reporter
 from keytail.cli.replicas import directories_of, replicas_of
 from keytail.console import print_message
@@ -91,14 +91,7 @@ def _check(fs: FileSystem, log_dirs: Sequence[str], output: str) -> None:
             remedy="Give --replica once for each broker and controller, with all of its log dirs",
             slug="no-replicas-given",
         )
-    refuse_unsuitable(fs, output, log_dirs, "--output-dir")
-    if fs.exists(output) and fs.scan(output):
-        raise UsageProblem(
-            "--output-dir is not empty",
-            path=output,
-            remedy="Give an empty directory, or a new name",
-            slug="directory-not-empty",
-        )
+    refuse_unless_empty(fs, output, log_dirs, "--output-dir")
     for log_dir in log_dirs:
         if fs.exists(log_dir) and is_held(log_dir, fs):
             raise Refused(

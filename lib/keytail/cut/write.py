@@ -16,15 +16,16 @@ import numpy as np
 from keytail.cut.cluster import Hosted, Node
 from keytail.cut.fixed_point import PartitionKey
 from keytail.cut.partition import ReplicaLog
-from keytail.errors import KeytailError, Refused
+from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.checkpoint import write_offsets
 from keytail.log.cluster.metadata import METADATA_DIR, ClusterMetadata, read_metadata
 from keytail.log.copying import copy_file
-from keytail.log.fs import FileStat, FileSystem
+from keytail.log.fs import FileSystem
 from keytail.log.partition import LogDirFacts, SegmentFacts, refuse_changed
 from keytail.log.records.chunk import SegmentReader
-from keytail.salvage.write import NewPartition
+from keytail.rebuild_index.partition import RebuildSettings
+from keytail.salvage.write import NewPartition, possible_like
 
 _METADATA_SUFFIXES = (*names.CONTENT_SUFFIXES, names.METADATA_SNAPSHOT)
 
@@ -76,7 +77,8 @@ def write_partition(
     end = min(cut, log.agrees_to)
     whole = log.last_offsets[: log.batches_below(end)]
     wanted_end = int(whole[-1]) + 1 if len(whole) else None
-    new = NewPartition(fs, directory, log.host.entry, run_id=run_id, topic_id=hosted.topic_id)
+    settings = RebuildSettings(hosted.index_interval_bytes, hosted.segment_index_bytes, execute=True, run_id=run_id)
+    new = NewPartition(fs, directory, log.host.entry, settings, hosted.topic_id)
     written = [np.empty(0, np.int64)]
     for segment in _segments_with(facts.segments, wanted_end):
         path = os.path.join(facts.path, names.segment_file(segment.base_offset, names.LOG))
@@ -94,7 +96,7 @@ def write_partition(
         wanted_end = end
         new.add_empty_segment(end)
     snapshots = [offset for offset in facts.snapshots if offset <= wanted_end]
-    notes = new.finish(snapshots, hosted.index_interval_bytes, hosted.segment_index_bytes)
+    notes = new.finish(snapshots)
     has_later_start = facts.log_start_offset > facts.segments[0].base_offset
     cleaned_to = facts.cleaner_checkpoint
     return Written(
@@ -140,7 +142,7 @@ def write_rest(
         _copy_if_there(fs, facts.path, target, names.BOOTSTRAP_SNAPSHOT)
         epoch = metadata.broker_epochs.get(node.node_id, -1)
         content = json.dumps({"version": 0, "brokerEpoch": epoch}, separators=(",", ":")).encode()
-        fs.write_file(os.path.join(target, names.CLEAN_SHUTDOWN), content, _like(fs, facts.path))
+        fs.write_file(os.path.join(target, names.CLEAN_SHUTDOWN), content, possible_like(fs, fs.stat(facts.path)))
         fs.fsync_dir(target)
 
 
@@ -155,7 +157,7 @@ def finish(fs: FileSystem, nodes: Sequence[Node], paths: Mapping[str, str]) -> N
 def _write_checkpoints(
     fs: FileSystem, target: str, facts: LogDirFacts, partitions: Mapping[PartitionKey, Written]
 ) -> None:
-    like = _like(fs, facts.path)
+    like = possible_like(fs, fs.stat(facts.path))
     ends = {key: one.end_offset for key, one in partitions.items()}
     starts = {key: one.log_start_offset for key, one in partitions.items() if one.log_start_offset is not None}
     cleaned = {key: one.cleaned_to for key, one in partitions.items() if one.cleaned_to is not None}
@@ -175,7 +177,7 @@ def _copy_metadata(fs: FileSystem, own: str, newest: ClusterMetadata, target: st
         is_part = entry.name.endswith(_METADATA_SUFFIXES) or entry.name in names.PARTITION_FILES
         if is_part and entry.is_regular:
             source = os.path.join(newest.path, entry.name)
-            copy_file(fs, source, os.path.join(target, entry.name), _like(fs, source))
+            copy_file(fs, source, os.path.join(target, entry.name), possible_like(fs, fs.stat(source)))
     _copy_if_there(fs, own, target, names.QUORUM_STATE)
     fs.fsync_dir(target)
     fs.fsync_dir(os.path.dirname(target))
@@ -193,15 +195,4 @@ def _copy_metadata(fs: FileSystem, own: str, newest: ClusterMetadata, target: st
 def _copy_if_there(fs: FileSystem, source: str, target: str, name: str) -> None:
     path = os.path.join(source, name)
     if fs.exists(path):
-        copy_file(fs, path, os.path.join(target, name), _like(fs, path))
-
-
-def _like(fs: FileSystem, source: str) -> FileStat | None:
-    """Return the attributes that a new file takes from the source; None if this process cannot set the owner, which the
-    operator then sets later."""
-    stat = fs.stat(source)
-    try:
-        fs.refuse_unless_like(stat)
-    except Refused:
-        return None
-    return stat
+        copy_file(fs, path, os.path.join(target, name), possible_like(fs, fs.stat(path)))

@@ -127,7 +127,7 @@ def _row(
         partition=facts.partition,
         log_dir=facts.log_dir,
         segments=len(facts.segments),
-        bytes=sum(segment.log_bytes for segment in facts.segments),
+        bytes=facts.log_bytes,
         offsets=max(facts.log_end_offset - facts.log_start_offset, 0),
         records=records if isinstance(records, int) else None,
         log_start_offset=facts.log_start_offset,

@@ -6,7 +6,6 @@ Nothing is created, changed or locked.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +18,7 @@ from keytail.cli.small_segments import REMEDY as SET_MORE
 from keytail.cli.small_segments import small_segments
 from keytail.compact.prepared.scratch import bytes_of, is_prepared
 from keytail.doctor.command import FAIL, OK, WARN, CheckRow
-from keytail.durations import duration_text
+from keytail.durations import duration_text, time_text
 from keytail.errors import KeytailError, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -168,7 +167,7 @@ def _lock(fs: FileSystem, facts: LogDirFacts) -> CheckRow:
 def clock(now_ms: int, newest_ms: int | None) -> CheckRow:
     """Return the row of the clock's check. `newest_ms`: mtime of the latest segment, in ms; None if there are no
     segments."""
-    found = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_ms / 1000))
+    found = time_text(now_ms)
     if newest_ms is not None and newest_ms > now_ms + _FUTURE_MS:
         ahead = duration_text(newest_ms - now_ms)
         remedy = "Set the clock, which determines the ages of tombstones and segments. Partitions with such segments "

@@ -24,9 +24,8 @@ from keytail.cli.table import (
     print_remarkable,
     total,
 )
-from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 KeyFormat = Literal["utf8", "hex", "base64", "avro"]
 
@@ -63,31 +62,26 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class EraseRow(OfPartition):
+class EraseRow(RowOfPartition):
     """The row of one partition. Sizes are those of its `.log` files; unknown values are None."""
 
-    topic: Annotated[str, ""]
-    partition: Annotated[int, ""]
-    log_dir: Annotated[str, ""]
-    status: Annotated[str, ""]
-    error: Annotated[ErrorText, ""] = NO_ERROR
     keys_found: Annotated[int | None, "number of keys of the file that the partition has"] = None
     records_erased: Annotated[int | None, "number of records that were erased or, in a dry run, would be"] = None
     records_before: Annotated[int | None, "number of all records of the partition"] = None
-    records_after: Annotated[int | None, ""] = None
+    records_after: int | None = None
     segments_rewritten: Annotated[int | None, "number of segments with a record to be erased"] = None
-    segments_before: Annotated[int | None, ""] = None
-    segments_after: Annotated[int | None, ""] = None
+    segments_before: int | None = None
+    segments_after: int | None = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
-    bytes_after: Annotated[int | None, ""] = None
+    bytes_after: int | None = None
     active_segment: Annotated[str, "`rolled` or `would-roll` if the active segment has a record to be erased"] = ""
     replicas: Annotated[
         tuple[int, ...] | None, "ids of the other brokers with a replica; `null` if the metadata log is not here"
     ] = None
     in_use: Annotated[bool, "a broker has the log dir open"] = False
     notes: Annotated[tuple[str, ...], "sentences about other changes"] = ()
-    start_ms: Annotated[int | None, ""] = None
-    end_ms: Annotated[int | None, ""] = None
+    start_ms: int | None = None
+    end_ms: int | None = None
     # A bit for each key of the set, in its order (packed uint8): 1 if the key was found.
     found_keys: bytes = field(default=b"", compare=False, repr=False)
     recorded: bool = field(default=True, compare=False, repr=False)  # False if the ledger lacks this row

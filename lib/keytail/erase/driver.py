@@ -29,11 +29,11 @@ from keytail.erase.other_directories import other_directories
 from keytail.errors import UsageProblem, joined
 from keytail.ledger.of_run import Recording, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold, hold_off_preparations
+from keytail.log.lock import hold_off_preparations
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.run.workers import workers_of_run
 
 _READS = 3.0  # estimate of how often each byte is read: to find keys, to rewrite and prove, and for the last check
@@ -51,9 +51,7 @@ def erase(
         flags = request.ledger.checked(fs, log_dirs)
         keys = read_keys_file("--keys-file", request.keys_file, request.key_format, request.key_schema)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, log_dirs)
-            run.enter_context(hold(log_dirs, fs))
+            run.enter_context(hold_local(fs, log_dirs, request.shared_storage))
             run.enter_context(hold_off_preparations(log_dirs, fs))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, log_dirs, request.configuration)
@@ -64,9 +62,9 @@ def erase(
             examine(fs, log_dir, entry, configuration, execute=request.execute, others=others)
             for log_dir, entry in chosen.partitions
         ]
-        sizes = [(os.path.basename(item.facts.path), item.log_bytes) for item in items]
+        sizes = [(os.path.basename(item.facts.path), item.facts.log_bytes) for item in items]
         with Reporter("erase", sizes, _READS if request.execute else 1.0) as reporter:
-            to_read = [item.log_bytes for item in items if item.config is not None]
+            to_read = [item.facts.log_bytes for item in items if item.config is not None]
             engine = _engine(run, request, reporter, to_read, fs)
             reporter.note(f"keys in {request.keys_file}: {keys.count:,}")
             if flags.path is not None:

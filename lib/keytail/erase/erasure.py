@@ -257,7 +257,7 @@ class Erasure:
             item = state.item.again(self.fs)
         except EXPLAINED:
             return replace(state.row, segments_after=None, bytes_after=None)
-        return replace(state.row, segments_after=len(item.facts.segments), bytes_after=item.log_bytes)
+        return replace(state.row, segments_after=len(item.facts.segments), bytes_after=item.facts.log_bytes)
 
     def _refuse_stopped(self) -> None:
         if self._stopped:

@@ -50,13 +50,9 @@ class Examined:
     replicas: tuple[int, ...] | None = None
     in_use: bool = False
 
-    @property
-    def log_bytes(self) -> int:
-        return sum(segment.log_bytes for segment in self.facts.segments)
-
     def row(self) -> EraseRow:
         """Return the row of the partition in its present state, before anything is changed."""
-        facts, size, count = self.facts, self.log_bytes, len(self.facts.segments)
+        facts, size, count = self.facts, self.facts.log_bytes, len(self.facts.segments)
         return EraseRow(
             facts.topic, facts.partition, facts.log_dir, self.status, self.error, segments_before=count,
             segments_after=count, bytes_before=size, bytes_after=size, replicas=self.replicas, in_use=self.in_use,

@@ -135,7 +135,6 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
     rewriter = EraseRewriter(task, reader, producers)
     writers: list[OutputWriter] = []
     groups: list[GroupOutput] = []
-    bases = [*(segment.base_offset for segment in cleaning.segments), cleaning.log_end_offset]
     try:
         with clock.phase("write"):
             for number, segment in enumerate(cleaning.segments):
@@ -144,7 +143,7 @@ def rewrite(fs: FileSystem, task: RewriteTask) -> CleaningResult:
                 writers.append(output_writer(fs, cleaning, task.transactions))
                 writers[-1].start_output(Source(segment.base_offset, segment.log_mtime_ns // 1_000_000))
                 rewriter.rewrite(cleaning.partition_path, segment, number, writers[-1])
-                groups += writers[-1].finish(bases[number + 1])
+                groups += writers[-1].finish(cleaning.end_of(number))
         if rewriter.erased != task.erased:
             raise KeytailError(
                 f"the rewrite found {rewriter.erased} records to be erased; the first reading found {task.erased}",

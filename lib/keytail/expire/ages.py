@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from keytail.errors import CorruptLog
 from keytail.format import names
 from keytail.log.fs import FileSystem
 from keytail.log.partition import PartitionFacts, SegmentFacts
-from keytail.log.records.chunk import CORRUPT_REMEDY, SegmentReader
+from keytail.log.records.chunk import SegmentReader, check_inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +69,8 @@ def read_age(fs: FileSystem, task: AgeTask) -> Age:
     """
     largest_ms = -1
     for chunk in SegmentReader(fs).chunks_without_prefetch(task.log_path, task.log_bytes):
-        table = chunk.table
-        if table["base_offset"][0] < task.base_offset or table["last_offset"][-1] >= task.end_offset:
-            outside = table["base_offset"][0] < task.base_offset
-            row = table[0 if outside else -1]
-            raise CorruptLog(
-                f"a batch is outside of its segment, which has offsets {task.base_offset} to {task.end_offset - 1}",
-                path=task.log_path,
-                byte_position=int(row["position"]),
-                offset=int(row["base_offset"]),
-                remedy=CORRUPT_REMEDY,
-                slug="batch-outside-segment",
-            )
-        largest_ms = max(largest_ms, int(table["max_timestamp_ms"].max()))
+        check_inside(chunk, task.base_offset, task.end_offset - 1)
+        largest_ms = max(largest_ms, int(chunk.table["max_timestamp_ms"].max()))
         if largest_ms >= task.young_from_ms:
             break
     return Age(largest_ms) if largest_ms >= 0 else file_age(task)

@@ -27,9 +27,8 @@ from keytail.cli.table import (
     total,
 )
 from keytail.console import output_style
-from keytail.errors import NO_ERROR, ErrorText
 from keytail.ledger.of_run import LedgerByFlags, LedgerFlags
-from keytail.run.rows import OfPartition
+from keytail.run.rows import RowOfPartition
 
 Reason = Literal["log-start", "size", "time"]
 
@@ -54,9 +53,9 @@ class Request:
 class ExpiredSegment:
     """A segment that is to be removed, or was removed, and the reason."""
 
-    base_offset: Annotated[int, ""]
+    base_offset: int
     end_offset: Annotated[int, "exclusive"]
-    log_bytes: Annotated[int, ""]
+    log_bytes: int
     reason: Annotated[Reason, "the rule that applies"]
     why: Annotated[str, "the reason in words"]
     timestamp_ms: Annotated[int | None, "time from which the segment's age is counted; `null` if its age was not "
@@ -67,39 +66,34 @@ class ExpiredSegment:
 class Finding:
     """A segment for which a broker's own retention decides differently, because of a wrong index."""
 
-    base_offset: Annotated[int, ""]
+    base_offset: int
     broker_deletes: Annotated[
         bool,
         "`true`: a broker that starts would delete the segment, which must be retained; `false`: the broker would "
         "retain the segment, which is to be removed",
     ]
-    what: Annotated[str, ""]
-    remedy: Annotated[str, ""]
+    what: str
+    remedy: str
 
 
 @dataclass(frozen=True)
-class ExpireRow(OfPartition):
+class ExpireRow(RowOfPartition):
     """One partition. Sizes are of `.log` files; unknown values are None."""
 
-    topic: Annotated[str, ""]
-    partition: Annotated[int, ""]
-    log_dir: Annotated[str, ""]
-    status: Annotated[str, ""]
-    error: Annotated[ErrorText, ""] = NO_ERROR
     kept: Annotated[str, "why the first remaining segment is retained"] = ""
-    segments_before: Annotated[int | None, ""] = None
-    segments_after: Annotated[int | None, ""] = None
+    segments_before: int | None = None
+    segments_after: int | None = None
     bytes_before: Annotated[int | None, "size of the `.log` files"] = None
-    bytes_after: Annotated[int | None, ""] = None
+    bytes_after: int | None = None
     log_start_before: Annotated[int | None, "log start offset"] = None
-    log_start_after: Annotated[int | None, ""] = None
-    log_end_offset: Annotated[int | None, ""] = None
+    log_start_after: int | None = None
+    log_end_offset: int | None = None
     in_use: Annotated[bool, "a broker has the log dir open"] = False
     expired: Annotated[tuple[ExpiredSegment, ...], "the segments to remove, ascending"] = ()
     findings: Annotated[tuple[Finding, ...], "segments that a broker treats differently, because of wrong indexes"] = ()
     notes: Annotated[tuple[str, ...], "other changes, a sentence each"] = ()
-    start_ms: Annotated[int | None, ""] = None
-    end_ms: Annotated[int | None, ""] = None
+    start_ms: int | None = None
+    end_ms: int | None = None
     recorded: bool = field(default=True, compare=False, repr=False)  # False: the ledger lacks the row
 
 

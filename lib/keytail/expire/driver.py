@@ -30,13 +30,13 @@ from keytail.expire.partition import Decision, Retention
 from keytail.expire.settings import unknown_retention
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import LockLost, hold, is_held
+from keytail.log.lock import LockLost, is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, survey_partition
 from keytail.log.replacement.recover import recover
 from keytail.run.engine import Engine, ThisProcess
 from keytail.run.rows import status_of
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.threads import Threads
 
 
@@ -75,9 +75,7 @@ def expire(
             if request.execute:
                 flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.partition_filter.log_dirs)
-            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+            run.enter_context(hold_local(fs, request.partition_filter.log_dirs, request.shared_storage))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration, now_ms)
         with Threads(len(os.sched_getaffinity(0)), "ages") as pool:
@@ -110,10 +108,10 @@ def expire(
 
 def _planned_row(item: _Examined) -> ExpireRow:
     facts = item.facts
-    size = sum(segment.log_bytes for segment in facts.segments)
     return ExpireRow(
-        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments), bytes_before=size
-    )
+        facts.topic, facts.partition, facts.log_dir, "begun", segments_before=len(facts.segments),
+        bytes_before=facts.log_bytes,
+    )  # fmt: skip
 
 
 def _examine(
@@ -194,7 +192,7 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
         status=item.status,
         error=item.error,
         segments_before=len(facts.segments),
-        bytes_before=sum(segment.log_bytes for segment in facts.segments),
+        bytes_before=facts.log_bytes,
         log_start_before=facts.log_start_offset,
         log_end_offset=facts.log_end_offset,
         in_use=item.in_use,
@@ -211,12 +209,10 @@ def _decide_and_remove(fs: FileSystem, item: _Examined, request: Request, now_ms
             if request.execute:
                 notes += expiry.remove(fs, facts, decision)
             row = _decided(replace(row, notes=tuple(notes), findings=found), decision, request.execute)
-        except LockLost as problem:  # possibly raised during the removal
-            row = replace(row, status="failed", error=ErrorText(problem) + "; the next run completes what was begun")
+        except (LockLost, OSError, MemoryError) as problem:  # possibly raised during the removal
+            row = replace(row, status="failed", error=in_words(problem) + "; the next run completes what was begun")
         except KeytailError as problem:
             row = replace(row, status=status_of(problem), error=in_words(problem))
-        except (OSError, MemoryError) as problem:
-            row = replace(row, status="failed", error=in_words(problem) + "; the next run completes what was begun")
         row = replace(row, end_ms=time.time_ns() // 1_000_000)
     for future in item.reading:  # segments after the first retained segment are not needed
         future.cancel()

@@ -31,18 +31,18 @@ assert (OFFSET_ENTRY.itemsize, TIME_ENTRY.itemsize, TXN_ENTRY.itemsize) == (8, 1
 
 def parse_offset_index(data: Buffer) -> np.ndarray:
     """Return the entries of a `.index` file: fields `relative_offset` and `position`, native int32."""
-    return _parse(data, OFFSET_ENTRY)
+    return parse_entries(data, OFFSET_ENTRY)
 
 
 def parse_time_index(data: Buffer) -> np.ndarray:
     """Return the entries of a `.timeindex` file: fields `timestamp_ms` (int64) and `relative_offset` (int32), native.
     """
-    return _parse(data, TIME_ENTRY)
+    return parse_entries(data, TIME_ENTRY)
 
 
 def parse_txn_index(data: Buffer) -> np.ndarray:
     """Return the entries of a `.txnindex` file: the fields of TXN_ENTRY in native byte order."""
-    return _parse(data, TXN_ENTRY)
+    return parse_entries(data, TXN_ENTRY)
 
 
 def encode_txn_index(entries: np.ndarray) -> bytes:
@@ -50,8 +50,8 @@ def encode_txn_index(entries: np.ndarray) -> bytes:
     return entries.astype(TXN_ENTRY).tobytes()
 
 
-def _parse(data: Buffer, entry: np.dtype) -> np.ndarray:
-    """Return the whole entries of a file, as a broker counts them: floor(size / entry size)."""
+def parse_entries(data: Buffer, entry: np.dtype) -> np.ndarray:
+    """Return the whole entries of a file in native byte order, as a broker counts them: floor(size / entry size)."""
     raw = np.frombuffer(data, np.uint8)
     whole_bytes = len(raw) // entry.itemsize * entry.itemsize
     return raw[:whole_bytes].view(entry).astype(entry.newbyteorder("="))

@@ -34,7 +34,6 @@ from keytail.import_.slices import Slices
 from keytail.import_.source import SourceFileFacts, refuse_partitions_out_of_range
 from keytail.import_.target import Partition, Target, find_target
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
 from keytail.log.owner import work_as_owner
 from keytail.log.partition import survey_partition
 from keytail.log.replacement.recover import recover, remove_lost_scratch
@@ -44,7 +43,7 @@ from keytail.run.kernels import compile_kernels, is_on_this_host
 from keytail.run.rows import status_of
 from keytail.run.spark.delta import session_settings
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 
 # Default of --batch-bytes, in bytes. This default is larger than a producer's default of 16 KiB: imported records are
 # usually read in bulk, and larger batches compress better.
@@ -62,9 +61,7 @@ def import_records(request: Request, fs: FileSystem = LOCAL) -> list[ImportRow]:
         target = find_target(fs, request)  # invalid flags are reported before any lock is taken
         local = None if request.submitted else look(request.source)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.all_log_dirs)
-            run.enter_context(hold(request.all_log_dirs, fs))
+            run.enter_context(hold_local(fs, request.all_log_dirs, request.shared_storage))
             target = find_target(fs, request, is_reported=True)
         # `at_end` is closed after this run's session has stopped, while locks are still held.
         at_end = run.enter_context(contextlib.ExitStack())

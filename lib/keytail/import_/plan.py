@@ -31,7 +31,6 @@ FIRST_LEADER_EPOCH = 0  # the epoch that KRaft gives a new partition
 class Rules:
     """The topic's settings that limit records and segments."""
 
-    topic: str
     compacted: bool
     remote_storage_enable: bool
     segment_bytes: int

@@ -6,19 +6,15 @@ segment until it is full. Brokers ignore files with scratch names; `install.py` 
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from keytail.errors import Refused
-from keytail.format import names
 from keytail.format.encode import Encoding, RecordColumns, encode_batches, joined
 from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import OutputSegment
-from keytail.log.writer import Limits, SegmentWriter
+from keytail.log.writer import Limits, OutputWriter, Source
 
 # Bytes of data that are encoded at a time. The size is so large that encoding the last batch of each part again with
 # later records takes little time.
@@ -61,18 +57,17 @@ class SegmentsWriter:
     call `discard` to remove all files."""
 
     def __init__(self, fs: FileSystem, task: SegmentsTask, attempt: str) -> None:
-        self._fs, self._task, self._attempt = fs, task, attempt
-        self._like = fs.stat(task.partition_path)
-        self._current: SegmentWriter | None = None
-        self._finished: list[OutputSegment] = []
-        self._made: list[str] = []
+        self._task = task
+        like = fs.stat(task.partition_path)
+        self._output = OutputWriter(
+            fs, task.partition_path, task.run_id, attempt, task.limits, lambda first, end: b"", like_of=lambda _: like
+        )
         self._pending: list[RecordColumns] = []
         self._pending_bytes = 0
         self._records = 0
         self._next = task.base_offset  # offset of the first pending record
         self._first_crc: int | None = None
         self._largest_ms = -1
-        self._log_bytes = 0
 
     def append(self, columns: RecordColumns) -> None:
         """Add records. Those without a timestamp (-1), and all if `log_append_time` is set, get the time of the import.
@@ -130,49 +125,21 @@ class SegmentsWriter:
             return
         if self._first_crc is None:
             self._first_crc = int(table["crc"][0])
+            self._output.start_output(Source(self._task.base_offset, self._task.now_ms))
         self._largest_ms = max(self._largest_ms, int(table["max_timestamp_ms"].max()))
-        self._log_bytes += len(data)
-        while len(table):
-            if self._current is None:
-                base = int(table["base_offset"][0])
-                self._current = SegmentWriter(self._fs, self._path_of(base), base, self._like, self._task.limits)
-            taken = self._current.append(data, table)
-            data = data[int(table["size_bytes"][:taken].sum(dtype=np.int64)) :]
-            table = table[taken:]
-            if len(table):
-                self._close()
-
-    def _path_of(self, base_offset: int) -> Callable[[str], str]:
-        def path(suffix: str) -> str:
-            name = names.scratch_file(base_offset, self._task.run_id, self._attempt, suffix)
-            return os.path.join(self._task.partition_path, name)
-
-        return path
-
-    def _close(self) -> None:
-        if self._current is not None:  # `_current` is set until its files are durable, so that `discard` removes them
-            self._finished.append(self._current.seal(self._task.now_ms, b""))
-            self._made += self._current.made
-            self._current = None
+        self._output.append(data, table)
 
     def finish(self) -> Written | None:
         """Write the pending records and close the last segment. Returns the segments; None if there were no records."""
         if self._pending:
             self._encode(is_last=True)
-        self._close()
-        if not self._finished or self._first_crc is None:
+        if self._first_crc is None:
             return None
+        (group,) = self._output.finish(self._next)
         return Written(
-            tuple(self._finished), self._next, self._records, self._log_bytes, self._first_crc, self._largest_ms
+            group.segments, self._next, self._records, self._output.size_bytes, self._first_crc, self._largest_ms
         )
 
     def discard(self) -> None:
-        """Remove every file that was created. Errors are ignored, so that the caller can report its own error."""
-        if self._current is not None:
-            self._current.abandon()
-            self._made += self._current.made
-            self._current = None
-        for path in self._made:
-            with contextlib.suppress(OSError):  # if this fails, the driver or the next run removes the file
-                self._fs.unlink(path)
-        self._made.clear()
+        """Remove every file that was created, as far as possible."""
+        self._output.discard()

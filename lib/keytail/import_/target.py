@@ -278,7 +278,6 @@ def _broker_id(fs: FileSystem, dirs: Sequence[LogDirFacts]) -> int | None:
 def _rules(request: Request, values: dict[str, Any]) -> Rules:
     of_topic = values["internal.segment.bytes"] or values["segment.bytes"]
     return Rules(
-        topic=request.topic,
         compacted="compact" in values["cleanup.policy"],
         remote_storage_enable=bool(values["remote.storage.enable"]),
         segment_bytes=request.segment_bytes or int(of_topic),

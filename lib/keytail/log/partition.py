@@ -71,6 +71,11 @@ class PartitionFacts:
     without_log: tuple[tuple[int, str], ...] = ()
     unread: tuple[str, ...] = ()  # the checkpoint files of the log dir that cannot be read; each is a problem, too
 
+    @property
+    def log_bytes(self) -> int:
+        """The size of all logs in bytes."""
+        return sum(segment.log_bytes for segment in self.segments)
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionEntry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Annotated
@@ -14,6 +13,7 @@ from keytail.cli.configuration import Configuration, ConfigurationByFlags
 from keytail.cli.selection import PartitionFilterFlags
 from keytail.cli.statuses import FAILURES, Status, exit_status_of
 from keytail.cli.table import PARTITION, STATUS, Column, print_below, print_line, print_rows, total
+from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import RowOfPartition
 
@@ -46,19 +46,10 @@ class PreparedRow(RowOfPartition):
     disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
 
 
-def _time(time_ms: int) -> str:
-    """Return the time in a preparation's record as text. The time may be any number, because the owner of the log dir
-    can edit the record."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_ms / 1000))
-    except (OverflowError, ValueError, OSError):
-        return f"{time_ms} ms"
-
-
 _COLUMNS: tuple[Column[PreparedRow], ...] = (
     PARTITION,
     STATUS,
-    Column("prepared at", lambda row: "" if row.prepared_ms is None else _time(row.prepared_ms)),
+    Column("prepared at", lambda row: "" if row.prepared_ms is None else time_text(row.prepared_ms)),
     Column("end offset", lambda row: show.plain(row.end_dirty_offset)),
     Column("log size", lambda row: show.change(show.human_bytes(row.bytes_before), show.human_bytes(row.bytes_after))),
     Column("on disk", lambda row: show.human_bytes(row.disk_bytes)),

@@ -95,9 +95,8 @@ def _judge(
         # The message format of the committing run is unknown here.
         planned = replace(planned, message_format=record.basis.message_format)
         basis = record.basis
-        reason = reason_against_commit(
-            fs, record, planned, rules, by_file_time=basis.by_file_time, drop_keyless=basis.drop_keyless
-        )
+        rules = replace(rules, by_file_time=basis.by_file_time, drop_keyless=basis.drop_keyless)
+        reason = reason_against_commit(fs, record, planned, rules)
     elif not reason:
         reason = ErrorText("the preparation has no record: its run was stopped, or has not ended")
     return replace(

@@ -24,7 +24,7 @@ from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, KeytailError, in_word
 from keytail.format import names
 from keytail.ledger.of_run import LedgerFlags, Run, recording, run_id_at
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold, is_held
+from keytail.log.lock import is_held
 from keytail.log.log_dirs import hosted
 from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, reasons_against_change, survey_partition
 from keytail.log.replacement.recover import recover
@@ -36,7 +36,7 @@ from keytail.run.kernels import compile_kernels
 from keytail.run.rates import HERE_BYTES, INDEXED_BYTES_PER_S
 from keytail.run.rows import status_of
 from keytail.run.spark.session import session_of_run
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.run.workers import workers_of_run
 
 
@@ -54,22 +54,20 @@ def rebuild(
             if request.execute:
                 flags = flags.in_session(engine, fs, request.partition_filter.log_dirs)
         if request.execute:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, request.partition_filter.log_dirs)
-            run.enter_context(hold(request.partition_filter.log_dirs, fs))
+            run.enter_context(hold_local(fs, request.partition_filter.log_dirs, request.shared_storage))
         chosen = select_partitions(fs, request.partition_filter)
         configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
         run_id = secrets.token_hex(4)
         examined = [_plan(fs, log_dir, entry, configuration, request, run_id) for log_dir, entry in chosen.partitions]
         plans = [item.plan for item in examined if item.plan is not None]
-        size = sum(plan.log_bytes for plan in plans)
-        sizes = [(os.path.basename(plan.facts.path), plan.log_bytes) for plan in plans]
+        size = sum(plan.facts.log_bytes for plan in plans)
+        sizes = [(os.path.basename(plan.facts.path), plan.facts.log_bytes) for plan in plans]
         with Reporter("rebuild-index", sizes) as reporter:
             why_spark = "" if request.submitted else flags.why_spark()
             if not request.submitted and (request.master or size > HERE_BYTES or why_spark) and fs is LOCAL:
                 if why_spark and request.master is None:
                     reporter.note(why_spark)
-                seconds = [plan.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
+                seconds = [plan.facts.log_bytes / INDEXED_BYTES_PER_S for plan in plans]
                 engine = workers_of_run(
                     run, reporter, request.master, seconds, kernels="rebuild-index",
                     needs_spark=bool(why_spark), extra=flags.session_settings,
@@ -128,10 +126,9 @@ class _Examined:
 
     def refused_row(self) -> RebuildRow:
         facts = self.facts
-        size = sum(segment.log_bytes for segment in facts.segments)
         return RebuildRow(
-            facts.topic, facts.partition, facts.log_dir, self.status, self.error, size, notes=self.notes,
-            problem=self.problem,
+            facts.topic, facts.partition, facts.log_dir, self.status, self.error, facts.log_bytes,
+            notes=self.notes, problem=self.problem,
         )  # fmt: skip
 
 
@@ -206,7 +203,7 @@ def _row(outcome: PartitionOutcome, notes: Sequence[str]) -> RebuildRow:
         log_dir=facts.log_dir,
         status=status,
         error=error,
-        bytes=plan.log_bytes,
+        bytes=facts.log_bytes,
         batches=batches,
         files_wrong=files_wrong,
         in_use=plan.settings.is_in_use,

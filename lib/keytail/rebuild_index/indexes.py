@@ -22,7 +22,7 @@ from keytail.kernels.native import file_digest
 from keytail.log.fs import FileSystem
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.partition import refuse_changed
-from keytail.log.records.chunk import CORRUPT_REMEDY, Chunk, SegmentReader
+from keytail.log.records.chunk import Chunk, SegmentReader, check_inside
 from keytail.log.replacement.replace import CleanFile
 from keytail.rebuild_index.aborted import Needed
 from keytail.rebuild_index.entry_checks import why_wrong
@@ -204,7 +204,7 @@ def scan(fs: FileSystem, task: SegmentTask, part: Slice) -> Scan:
             found.first_offset = int(table["base_offset"][0])
             if part.start and found.first_offset > part.entry_offset:
                 return found  # the index is wrong: as `found` has no batches, `finish` reads the segment again
-        _refuse_range(task, chunk)
+        check_inside(chunk, task.base_offset, min(task.end_offset - 1, task.base_offset + MAX_RELATIVE_OFFSET))
         _add(task, indexer, chunk)
         needed.add(table)
         latest = found.epochs[-1][0] if found.epochs else -1
@@ -242,23 +242,6 @@ def _index_full(task: SegmentTask) -> Refused:
         path=task.path(names.LOG),
         remedy="Give the topic's settings: --topic-config TOPIC:segment.index.bytes=... (and index.interval.bytes)",
         slug="segment-index-bytes-too-small",
-    )
-
-
-def _refuse_range(task: SegmentTask, chunk: Chunk) -> None:
-    """Raise CorruptLog at a batch that the segment cannot contain."""
-    table = chunk.table
-    limit = min(task.end_offset - 1, task.base_offset + MAX_RELATIVE_OFFSET)
-    if table["base_offset"][0] >= task.base_offset and table["last_offset"][-1] <= limit:
-        return
-    row = int(np.argmax((table["base_offset"] < task.base_offset) | (table["last_offset"] > limit)))
-    raise CorruptLog(
-        f"a batch is outside of its segment, which has offsets {task.base_offset} to {limit}",
-        path=task.path(names.LOG),
-        byte_position=int(table["position"][row]),
-        offset=int(table["base_offset"][row]),
-        remedy=CORRUPT_REMEDY,
-        slug="batch-outside-segment",
     )
 
 
@@ -335,12 +318,7 @@ def write_scratch(fs: FileSystem, task: SegmentTask, suffix: str, data: bytes) -
     like = task.path(suffix) if fs.exists(task.path(suffix)) else task.path(names.LOG)
     name = names.scratch_file(task.base_offset, task.run_id, task.attempt, suffix)
     path = os.path.join(task.partition_path, name)
-    try:
-        fs.write_file(path, data, fs.stat(like))
-    except BaseException:
-        if fs.exists(path):
-            fs.unlink(path)
-        raise
+    fs.write_file(path, data, fs.stat(like))
     digest = file_digest()
     digest.update(data)
     return CleanFile(suffix, name, len(data), digest.hexdigest())

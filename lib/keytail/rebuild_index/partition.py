@@ -70,10 +70,6 @@ class PartitionPlan:
     settings: RebuildSettings
     known_entries: np.ndarray
 
-    @property
-    def log_bytes(self) -> int:
-        return sum(segment.log_bytes for segment in self.facts.segments)
-
 
 @dataclass(frozen=True)
 class PartitionResult:

@@ -111,8 +111,8 @@ class Rebuild:
     def run(self) -> list[PartitionOutcome]:
         """Return an outcome for each plan, in the order of the plans."""
         done: dict[str, PartitionOutcome] = {}
-        largest_first = sorted(self.plans, key=lambda plan: plan.log_bytes, reverse=True)
-        bundles = list(in_bundles(largest_first, lambda plan: plan.log_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
+        largest_first = sorted(self.plans, key=lambda plan: plan.facts.log_bytes, reverse=True)
+        bundles = list(in_bundles(largest_first, lambda plan: plan.facts.log_bytes, BUNDLE_BYTES, BUNDLE_PARTITIONS))
         self._cores = self.engine.parallel_tasks
         # While the driver completes one bundle, the tasks of the next bundle run.
         threads = 2 if self.engine.has_workers else 1

@@ -7,10 +7,13 @@ they reduce the free space.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from keytail.errors import Refused
+from keytail.format import names
 from keytail.log.fs import FileSystem
+from keytail.log.lock import LockName, hold
 from keytail.sizes import human_bytes
 
 # Types of file systems that only one host mounts, so that this host sees every lock. Other file systems may be shared:
@@ -44,6 +47,15 @@ def refuse_shared_storage(fs: FileSystem, log_dirs: Sequence[str], for_host: str
                 remedy=_SHARED_REMEDY,
                 slug="shared-storage",
             )
+
+
+def hold_local(
+    fs: FileSystem, log_dirs: Sequence[str], shared_storage: bool, name: LockName = names.LOCK
+) -> AbstractContextManager[None]:
+    """Return what `lock.hold` returns. Unless `shared_storage`, raise Refused first if storage may be shared."""
+    if not shared_storage:
+        refuse_shared_storage(fs, log_dirs)
+    return hold(log_dirs, fs, name)
 
 
 def bytes_for_passes(free_bytes: int, limit_bytes: int | None, least_bytes: int) -> int | None:

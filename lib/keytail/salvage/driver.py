@@ -9,25 +9,26 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from keytail.acting_user import as_caller
 from keytail.cli.configuration import Configuration
 from keytail.cli.metadata import with_metadata
-from keytail.cli.outside import refuse_unsuitable
+from keytail.cli.outside import refuse_unless_empty
 from keytail.cli.progress import Reporter
 from keytail.cli.selection import select_partitions
-from keytail.errors import EXPLAINED, Refused, UsageProblem, in_words
+from keytail.errors import EXPLAINED, Refused, in_words
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.lock import is_held
 from keytail.log.partition import LogDirFacts, PartitionEntry
+from keytail.rebuild_index.partition import RebuildSettings
 from keytail.run.kernels import compile_kernels
 from keytail.run.rows import status_of
 from keytail.run.watching import sending_progress
 from keytail.salvage.command import Request, SalvageRow
-from keytail.salvage.partition import Salvage, Settings, salvage_partition
+from keytail.salvage.partition import Salvage, salvage_partition
 from keytail.salvage.write import NewPartition
 
 
@@ -39,7 +40,7 @@ def salvage(
     chosen = select_partitions(fs, request.partition_filter)
     with as_caller():
         target = os.path.realpath(request.to)
-    _check_target(fs, target, request.partition_filter.log_dirs)
+    refuse_unless_empty(fs, target, request.partition_filter.log_dirs, "--to")
     configuration = with_metadata(fs, request.partition_filter.log_dirs, request.configuration)
     if request.execute and chosen.partitions and not fs.exists(target):
         fs.mkdir(target, fs.stat(os.path.dirname(target)))
@@ -71,17 +72,6 @@ def _log_bytes(fs: FileSystem, path: str) -> int:
         return 0
 
 
-def _check_target(fs: FileSystem, target: str, log_dirs: Sequence[str]) -> None:
-    refuse_unsuitable(fs, target, log_dirs, "--to")
-    if fs.exists(target) and fs.scan(target):
-        raise UsageProblem(
-            "--to is not empty",
-            path=target,
-            remedy="Give an empty directory, or a new name",
-            slug="directory-not-empty",
-        )
-
-
 def _one(
     fs: FileSystem,
     log_dir: LogDirFacts,
@@ -100,14 +90,15 @@ def _one(
             slug="log-dir-in-use",
         )
     values = configuration.of(entry.topic).values()
-    settings = Settings(
+    settings = RebuildSettings(
         index_interval_bytes=int(values["index.interval.bytes"]),  # type: ignore[arg-type]  # an int
         segment_index_bytes=int(values["segment.index.bytes"]),  # type: ignore[arg-type]  # the same
+        execute=True,
+        run_id=run_id,
     )
-    new = None
-    if request.execute:
-        new = NewPartition(fs, target, entry, run_id=run_id, topic_id=_topic_id(configuration, entry.topic))
-    found = salvage_partition(fs, log_dir, entry, settings, new)
+    topic_id = _topic_id(configuration, entry.topic)
+    new = NewPartition(fs, target, entry, settings, topic_id) if request.execute else None
+    found = salvage_partition(fs, log_dir, entry, new)
     return _row(entry, found, start_ms)
 
 

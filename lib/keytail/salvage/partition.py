@@ -32,14 +32,6 @@ _MAX_SPAN = 2**31
 _LARGEST_PLAUSIBLE_OFFSET = 2**62
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The settings of the new partition's indexes."""
-
-    index_interval_bytes: int
-    segment_index_bytes: int
-
-
 @dataclass
 class Salvage:
     """What was found and, if `to` is set, what was written; SalvageRow has the same fields. The log starts at the first
@@ -69,11 +61,7 @@ class Salvage:
 
 
 def salvage_partition(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    settings: Settings,
-    new: NewPartition | None,
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, new: NewPartition | None
 ) -> Salvage:
     """Read every byte of the partition's logs, and with `new` write a partition from the intact batches.
 
@@ -98,7 +86,7 @@ def salvage_partition(
     known_end = _known_end(fs, log_dir, entry, sources)
     scenario.end(log_dir.log_starts.get(key), known_end)
     if new is not None:
-        result.notes += new.finish(sources.snapshots, settings.index_interval_bytes, settings.segment_index_bytes)
+        result.notes += new.finish(sources.snapshots)
         result.to = new.final_path
     return result
 

@@ -22,7 +22,6 @@ class LogFile:
     base_offset: int
     name: str
     size_bytes: int
-    mtime_ns: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def find_sources(fs: FileSystem, path: str) -> Sources:
     known = {base for kind in ("live", "swap", "deleted") for base in found[kind, names.LOG]}
     indexed = {base for suffix in (names.INDEX, names.TIME_INDEX) for base in found["live", suffix]}
     return Sources(
-        tuple(LogFile(base, logs[base].name, logs[base].size_bytes, logs[base].mtime_ns) for base in sorted(logs)),
+        tuple(LogFile(base, logs[base].name, logs[base].size_bytes) for base in sorted(logs)),
         tuple(sorted((indexed | not_taken) - known)),
         tuple(sorted(found["live", names.SNAPSHOT])),
         tuple(notes),

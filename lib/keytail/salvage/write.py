@@ -42,14 +42,20 @@ class NewPartition:
     """A partition that is being written: call `add_segment` in the order of base offsets, then `finish`."""
 
     def __init__(
-        self, fs: FileSystem, directory: str, source: PartitionEntry, *, run_id: str, topic_id: str | None
+        self,
+        fs: FileSystem,
+        directory: str,
+        source: PartitionEntry,
+        settings: RebuildSettings,
+        topic_id: str | None,
     ) -> None:
-        """`topic_id` is used if the source has no topic id. Nothing is created before the first segment."""
+        """`settings` have the topic's settings for indexes, `execute`, and the id of the run; `topic_id` is used if the
+        source has no topic id. Nothing is created before the first segment."""
         self._fs, self._directory, self._source = fs, directory, source
-        self._run_id, self._topic_id = run_id, topic_id
+        self._settings, self._topic_id = settings, topic_id
         name = names.partition_dir(source.topic, source.partition)
         self.final_path = os.path.join(directory, name)
-        self.path = f"{self.final_path}.{run_id}{UNFINISHED}"
+        self.path = f"{self.final_path}.{settings.run_id}{UNFINISHED}"
         self._is_made = False
         self._bases: list[int] = []
         self._last_like: FileStat | None = None
@@ -64,24 +70,15 @@ class NewPartition:
                 remedy="Give an empty directory",
                 slug="partition-exists-in-target",
             )
-        like = self._like(self._fs.stat(self._source.path)) or self._fs.stat(self._directory)
+        like = possible_like(self._fs, self._fs.stat(self._source.path)) or self._fs.stat(self._directory)
         self._fs.mkdir(self.path, like)
         self._is_made = True
-
-    def _like(self, stat: FileStat) -> FileStat | None:
-        """Return `stat`, or None if this process cannot give files the owner in `stat`; the operator then sets the
-        owner later."""
-        try:
-            self._fs.refuse_unless_like(stat)
-        except Refused:
-            return None
-        return stat
 
     def add_segment(self, base_offset: int, runs: Iterable[np.ndarray], source: FileStat) -> None:
         """Write the segment's `.log` from these runs of bytes, with mtime and owner of the source file."""
         self._make()
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
-        fd = self._fs.create(path, self._like(source))
+        fd = self._fs.create(path, possible_like(self._fs, source))
         try:
             for run in runs:
                 self._fs.write(fd, run)
@@ -97,17 +94,15 @@ class NewPartition:
         self._make()
         like = self._last_like or self._fs.stat(self._source.path)
         path = os.path.join(self.path, names.segment_file(base_offset, names.LOG))
-        self._fs.write_file(path, b"", self._like(like))
+        self._fs.write_file(path, b"", possible_like(self._fs, like))
         self._bases.append(base_offset)
 
-    def finish(
-        self, snapshots: Sequence[int], index_interval_bytes: int, segment_index_bytes: int
-    ) -> list[str]:
+    def finish(self, snapshots: Sequence[int]) -> list[str]:
         """Write indexes, snapshots and small files durably, then rename the directory. Returns notes on files that are
         missing or were rebuilt. Raises KeytailError if the written logs are damaged."""
         notes = self._copy_metadata()
         self._copy_snapshots(snapshots)
-        plan = self._plan(index_interval_bytes, segment_index_bytes)
+        plan = self._plan()
         results = [index_segment(self._fs, task) for task in segment_tasks(plan)]
         for result in results:
             if result.damage is not None:
@@ -128,7 +123,7 @@ class NewPartition:
         self._fs.fsync_dir(self._directory)
         return notes
 
-    def _plan(self, index_interval_bytes: int, segment_index_bytes: int) -> PartitionPlan:
+    def _plan(self) -> PartitionPlan:
         """Return the plan that `rebuild-index` would have for the new partition, in a log dir without checkpoints."""
         source = self._source
         log_dir = LogDirFacts(self._directory, (), (), False, {}, {}, {}, {})
@@ -141,26 +136,17 @@ class NewPartition:
                 remedy="Check the disk, remove the output, then run again",
                 slug="unreadable-output",
             )
-        return plan_partition(
-            self._fs,
-            facts,
-            RebuildSettings(
-                index_interval_bytes=index_interval_bytes,
-                segment_index_bytes=segment_index_bytes,
-                execute=True,
-                run_id=self._run_id,
-            ),
-        )
+        return plan_partition(self._fs, facts, self._settings)
 
     def _copy_metadata(self) -> list[str]:
         """Copy or write `partition.metadata`, without which a broker treats the directory as stray. Returns notes."""
         target = os.path.join(self.path, names.PARTITION_METADATA)
         source = os.path.join(self._source.path, names.PARTITION_METADATA)
-        like = self._like(self._fs.stat(self._source.path))
+        like = possible_like(self._fs, self._fs.stat(self._source.path))
         data = None
         try:
             if read_topic_id(self._fs, self._source.path) is not None:
-                data, source_like = self._fs.read_bytes(source), self._like(self._fs.stat(source))
+                data, source_like = self._fs.read_bytes(source), possible_like(self._fs, self._fs.stat(source))
             why = f"the source has no {names.PARTITION_METADATA}"
         except (KeytailError, OSError) as problem:
             data, why = None, f"{names.PARTITION_METADATA} cannot be read ({problem})"
@@ -190,7 +176,7 @@ class NewPartition:
             except (ValueError, OSError):
                 continue
             if offset <= self._bases[-1] or offset in self._bases:
-                self._fs.write_file(os.path.join(self.path, name), data, self._like(like))
+                self._fs.write_file(os.path.join(self.path, name), data, possible_like(self._fs, like))
 
     def _put_last_snapshot(self, plan: PartitionPlan, log_end_offset: int) -> list[str]:
         """Write a snapshot of the producers at the log end, as a broker that recovers the log finds them, unless there
@@ -211,7 +197,9 @@ class NewPartition:
         data = encode_snapshot(producers.entries())
         last_log = os.path.join(self.path, names.segment_file(facts.segments[-1].base_offset, names.LOG))
         like = self._fs.stat(last_log)
-        put_snapshot(self._fs, self.path, log_end_offset, data, like=like, run_id=self._run_id, attempt="end")
+        put_snapshot(
+            self._fs, self.path, log_end_offset, data, like=like, run_id=self._settings.run_id, attempt="end"
+        )
         if snapshots:
             return []
         return [
@@ -231,6 +219,16 @@ class NewPartition:
         if problem:
             return [f"{names.LEADER_EPOCHS} is rebuilt from the log: {problem}"]
         if entries:
-            like = self._like(self._fs.stat(path))
+            like = possible_like(self._fs, self._fs.stat(path))
             write_epochs(self._fs, os.path.join(self.path, names.LEADER_EPOCHS), entries, like)
         return []
+
+
+def possible_like(fs: FileSystem, stat: FileStat) -> FileStat | None:
+    """Return `stat`, or None if this process cannot give files the owner in `stat`; the operator then sets the owner
+    later."""
+    try:
+        fs.refuse_unless_like(stat)
+    except Refused:
+        return None
+    return stat

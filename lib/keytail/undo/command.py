@@ -26,6 +26,7 @@ from keytail.cli.table import (
     print_rows,
     total,
 )
+from keytail.console import listed
 from keytail.durations import time_text
 from keytail.errors import NO_ERROR, ErrorText
 from keytail.run.rows import OfPartition
@@ -127,11 +128,6 @@ def _cleaned(row: UndoRow) -> str:
     return (show.plain(row.cleaner_checkpoint_after) or "-") if changes else ""
 
 
-def _some_names(run: BackedUpRun) -> str:
-    more = len(run.partitions) - _MAX_NAMES
-    return ", ".join(run.partitions[:_MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
-
-
 _COLUMNS: tuple[Column[UndoRow], ...] = (
     PARTITION,
     STATUS,
@@ -146,7 +142,7 @@ _COLUMNS_OF_RUNS: tuple[Column[BackedUpRun], ...] = (
     Column("created", lambda run: "" if run.kept_ms is None else time_text(run.kept_ms), is_number=False),
     Column("state", lambda run: run.state, is_number=False),
     Column("held", lambda run: show.human_bytes(run.held_bytes), is_number=False),
-    Column("partitions", _some_names, is_number=False),
+    Column("partitions", lambda run: listed(run.partitions, _MAX_NAMES), is_number=False),
 )
 
 

@@ -18,13 +18,12 @@ from keytail.cli.progress import Reporter
 from keytail.durations import time_text
 from keytail.errors import CorruptLog, ErrorText, KeytailError, Refused, UsageProblem, in_words, joined
 from keytail.log.fs import LOCAL, FileSystem
-from keytail.log.lock import hold
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.owner import work_as_owner
 from keytail.log.partition import LogDirFacts, PartitionEntry, survey_partition
 from keytail.log.replacement.recover import recover
 from keytail.run.rows import status_of
-from keytail.run.storage import refuse_shared_storage
+from keytail.run.storage import hold_local
 from keytail.sizes import human_bytes
 from keytail.undo.backup import Entry, entries, entry_directories, forget, refuse_foreign
 from keytail.undo.command import BackedUpRun, Request, State, UndoRow
@@ -94,9 +93,7 @@ def undo(
         present = request.log_dirs or tuple(log_dir for log_dir in sorted(noted) if fs.exists(log_dir))
         work_as_owner(fs, present)
         if request.execute and present:
-            if not request.shared_storage:
-                refuse_shared_storage(fs, present)
-            run.enter_context(hold(present, fs))
+            run.enter_context(hold_local(fs, present, request.shared_storage))
         places = {
             (entry.log_dir, os.path.basename(entry.path)): (listing, entry)
             for listing in survey_log_dirs(fs, present)

@@ -15,6 +15,7 @@ from keytail.cli.output_options import RowsAndFiles
 from keytail.cli.selection import PartitionFilterWithoutConfig
 from keytail.cli.statuses import Status
 from keytail.cli.table import PARTITION, TOOK, Column, print_line, print_paragraph, print_rows
+from keytail.console import listed
 from keytail.errors import NO_ERROR, ErrorText, KeytailError
 from keytail.verify.findings import Finding
 
@@ -104,8 +105,7 @@ def next_step(rows: Sequence[VerifyRow], request: Request | None = None) -> str:
     losing = [row.name for row in rows if not row.live and any(finding.start_loses for finding in row.findings)]
     if not losing:
         return ""
-    named = ", ".join(losing[:_NAMED]) + (f" and {len(losing) - _NAMED} more" if losing[_NAMED:] else "")
-    return f"Do not start the broker: it would lose or hide acknowledged records of {named}."
+    return f"Do not start the broker: it would lose or hide acknowledged records of {listed(losing, _NAMED)}."
 
 
 def finding_text(finding: Finding) -> str:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from keytail.compact.cleaner import Findings, check_sources, make_rewriter, output_writer
 from keytail.compact.fan_out.bits import ShardBits, load_survivors
 from keytail.compact.fan_out.slices import Settled, SliceFacts
+from keytail.compact.measure.counting import CountingFileSystem
 from keytail.compact.saved_state import load_state
 from keytail.compact.task import CleaningTask, SourceCounts
 from keytail.compact.write_phase.counts import Counts
 from keytail.compact.write_phase.passes import kafka_groups, rewrite_groups, spans_too_long
 from keytail.compact.write_phase.rewrite import Rewriter
-from keytail.log.fs import FileStat, FileSystem
+from keytail.log.fs import FileSystem
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
 from keytail.log.replacement.replace import CleanFile, GroupOutput
@@ -78,7 +78,7 @@ def parts_of(
 def measure(fs: FileSystem, part: WritePart, attempt: str) -> Measured:
     """Rewrite one segment by itself without writing output; return how much of the segment remains."""
     task = replace(part.task, grouping="measured")
-    written = _rewrite(fs, _Discarding(), part, task)
+    written = _rewrite(fs, CountingFileSystem(), part, task)
     sizes = [file.size_bytes for group in written.groups for out in group.segments for file in out.files[:1]]
     return Measured(written.bytes, sizes[-1])
 
@@ -101,9 +101,7 @@ def _rewrite(fs: FileSystem, to: FileSystem, part: WritePart, task: CleaningTask
     writer: OutputWriter = output_writer(to, task, settled.transactions)
     try:
         _, counts = rewrite_groups(task, part.numbers, task.first_uncleanable_offset, rewriter, writer, None)
-        behind = part.numbers[1]
-        is_last = behind == len(task.segments)
-        groups = writer.finish(task.log_end_offset if is_last else task.segments[behind].base_offset)
+        groups = writer.finish(task.end_of(part.numbers[1] - 1))
     except BaseException:
         writer.discard()
         raise
@@ -134,30 +132,3 @@ def ranges_of(task: CleaningTask, first: int, end: int, measured: Sequence[Measu
         current = current + size.bytes if fits else size.last_bytes
         merged = [*(merged if fits else []), segment] if current else []
     return list(zip(starts, [*starts[1:], end], strict=True))
-
-
-class _Discarding(FileSystem):
-    """A file system that discards what an OutputWriter writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made = 0
-
-    def create(self, path: str, like: FileStat | None) -> int:
-        self._made += 1
-        return -self._made
-
-    def write(self, fd: int, buffer: Any) -> int:
-        return memoryview(buffer).nbytes
-
-    def fsync(self, fd: int) -> None:
-        pass
-
-    def set_mtime_ns(self, path: str, mtime_ns: int) -> None:
-        pass
-
-    def close(self, fd: int) -> None:
-        pass
-
-    def unlink(self, path: str) -> None:
-        pass

@@ -35,7 +35,7 @@ from keytail.compact.rules import Rules
 from keytail.compact.running.compaction import Compaction
 from keytail.compact.running.state import Events
 from keytail.compact.steps import Steps
-from keytail.console import print_message
+from keytail.console import listed, print_message
 from keytail.errors import Refused
 from keytail.ledger.of_run import is_named_by
 from keytail.log.fs import LOCAL, FileSystem
@@ -257,10 +257,9 @@ class _Driver:
                 path = root.tree.partition_path(name)
                 self.reporter.note(f"{path} is still there, but the source no longer has {name}")
         if lacking:
-            listed = ", ".join(lacking[:20]) + (f" and {len(lacking) - 20} more" if len(lacking) > 20 else "")
             self.reporter.note(
                 f"do not start a broker on the target (without meta.properties, none starts): it lacks partitions of "
-                f"the source, which a broker would treat as empty: {listed}"
+                f"the source, which a broker would treat as empty: {listed(lacking, 20)}"
             )
 
     def rows(self, placed: Sequence[ResultRow]) -> list[ResultRow]:

@@ -6,7 +6,6 @@ The source is read in the same way as for any plan. The target is not read: its 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from keytail.compact.rules import Rules, TaskSettings
 from keytail.compact.steps import cleaning_tasks
 from keytail.compact.task import CleaningTask, OutOfPlace
 from keytail.config.compaction import CompactionConfig
+from keytail.durations import time_text
 from keytail.errors import EXPLAINED, ErrorText, KeytailError, Refused, in_words, joined
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -213,8 +213,7 @@ def _keep(
         return None
     row = row_of(planned)
     logs = [file.size_bytes for file in record.files if file.name.endswith(names.LOG)]
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(record.written_ms / 1000))
-    text = ErrorText(f"unchanged since {since} UTC, when it was written to the target")
+    text = ErrorText(f"unchanged since {time_text(record.written_ms)}, when it was written to the target")
     status = row.status
     if status in ("clean", "skipped"):
         status = "clean"

@@ -57,7 +57,7 @@ class Now:
     outputs: tuple[Output, ...]
 
 
-def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool) -> Basis:
+def basis_of(fs: FileSystem, planned: Planned, rules: Rules) -> Basis:
     """Return the facts on which decisions about a planned partition depend. Raises KeytailError if a replica that
     --replica names cannot be read."""
     facts = planned.facts
@@ -72,15 +72,13 @@ def basis_of(fs: FileSystem, planned: Planned, rules: Rules, *, by_file_time: bo
         leader_epochs=tuple(read_epochs(fs, os.path.join(facts.path, names.LEADER_EPOCHS))),
         config=planned.config,
         message_format=planned.message_format,
-        by_file_time=by_file_time,
-        drop_keyless=drop_keyless,
+        by_file_time=rules.by_file_time,
+        drop_keyless=rules.drop_keyless,
         removal_limit_offset=NO_REMOVAL_LIMIT if limit is None or limit.offset is None else limit.offset,
     )
 
 
-def reason_against_commit(
-    fs: FileSystem, record: Record, planned: Planned, rules: Rules, *, by_file_time: bool, drop_keyless: bool
-) -> ErrorText:
+def reason_against_commit(fs: FileSystem, record: Record, planned: Planned, rules: Rules) -> ErrorText:
     """Return why the preparation cannot be committed in the partition's present state (`planned`); NO_ERROR if it can.
 
     Reads names, sizes and times of files, checkpoints, the header of each source's first batch, and the replicas that
@@ -94,7 +92,7 @@ def reason_against_commit(
     try:
         now = Now(
             rules.now_ms,
-            basis_of(fs, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless),
+            basis_of(fs, planned, rules),
             planned.decision.selection,
             see_sources(fs, facts.path, segments),
             see_outputs(fs, facts.path, record.files),

@@ -58,14 +58,14 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
         rows: dict[str, ResultRow] = {}
         left: Sequence[_Chosen] = chosen.partitions
         for attempt in range(ATTEMPTS):
-            planned = [_plan(fs, *item, configuration, rules, drop_keyless=request.drop_keyless) for item in left]
+            planned = [_plan(fs, *item, configuration, rules) for item in left]
             if attempt == 0:
                 due = [plan.facts.topic for plan in planned if plan.wanted]
                 report_assumptions(configuration, due)
                 report_version_rules(configuration, due)
                 limits = [(row_of(plan).name, plan.removal_limit) for plan in planned]
                 report_unhosted([name for name, limit in limits if limit is not None and limit.replica is None])
-            found = _prepare(steps, configuration, rules, planned)
+            found = _prepare(steps, rules, planned)
             rows.update(found)
             left = [item for item in left if isinstance(found[item[1].path].problem, SourcesChanged)]
             if not left:
@@ -80,13 +80,7 @@ def prepare(request: Request, fs: FileSystem = LOCAL) -> list[ResultRow]:
 
 
 def _plan(
-    fs: FileSystem,
-    log_dir: LogDirFacts,
-    entry: PartitionEntry,
-    configuration: Configuration,
-    rules: Rules,
-    *,
-    drop_keyless: bool,
+    fs: FileSystem, log_dir: LogDirFacts, entry: PartitionEntry, configuration: Configuration, rules: Rules
 ) -> Planned:
     """Return the plan of a partition, after discarding an earlier preparation that is not kept. A preparation is kept
     if the partition is refused. Otherwise it is kept only if it can still be committed, and if it ends where this run
@@ -98,10 +92,7 @@ def _plan(
         return planned
     record, reason = read_record(fs, entry.path, prepared)
     if record is not None:
-        by_file_time = configuration.by_file_time
-        reason = reason_against_commit(
-            fs, record, planned, rules, by_file_time=by_file_time, drop_keyless=drop_keyless
-        )
+        reason = reason_against_commit(fs, record, planned, rules)
         selection = planned.decision.selection
         if not reason and selection is not None:
             if selection.first_uncleanable_offset == record.result.end_offset or not planned.wanted:
@@ -116,9 +107,7 @@ def _plan(
     return replace(planned, discarded=reason)
 
 
-def _prepare(
-    steps: Steps, configuration: Configuration, rules: Rules, planned: Sequence[Planned]
-) -> Mapping[str, ResultRow]:
+def _prepare(steps: Steps, rules: Rules, planned: Sequence[Planned]) -> Mapping[str, ResultRow]:
     """Prepare the partitions that are due and not prepared yet; return the rows of all planned partitions, by path."""
     fs, request = steps.fs, steps.request
     rows = {plan.facts.path: _row(plan) for plan in planned}
@@ -131,9 +120,7 @@ def _prepare(
         end = plan.decision.selection.first_uncleanable_offset
         try:
             found[facts.path] = Found(
-                basis_of(
-                    fs, plan, rules, by_file_time=configuration.by_file_time, drop_keyless=request.drop_keyless
-                ),
+                basis_of(fs, plan, rules),
                 see_sources(fs, facts.path, [segment for segment in facts.segments if segment.base_offset < end]),
             )
         except (KeytailError, OSError) as problem:

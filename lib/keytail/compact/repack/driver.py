@@ -14,11 +14,11 @@ from keytail.cli.selection import SelectedPartitions, select_partitions
 from keytail.compact.command import Request
 from keytail.compact.execution import Kind, run_in_place
 from keytail.compact.planned_rows import refused_row, row_of
-from keytail.compact.planning import Planned
+from keytail.compact.planning import Planned, refused
 from keytail.compact.prepared.committing import read_record
 from keytail.compact.repack.options import RepackFlags, refuse_combinations
 from keytail.compact.repack.partition import RepackResult, repack_partition
-from keytail.compact.repack.plan import expected, plan_repack, refused
+from keytail.compact.repack.plan import expected, plan_repack
 from keytail.compact.repack.task import Repacking, RepackTask
 from keytail.compact.room import Room
 from keytail.compact.rules import Rules

@@ -64,7 +64,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
     writer = _writer(fs, task)
     try:
         with clock.phase("write"):
-            written = _Written(fs, task, writer, reader.another())
+            written = _Written(task, writer, reader.another())
             merger = Merger(
                 reader, task.repacking, task.config.max_message_bytes, producers.kept, producers.forgotten
             )
@@ -75,7 +75,7 @@ def repack_partition(fs: FileSystem, task: RepackTask) -> RepackResult:
                     merger.repack(written.counted(chunks), written)
                 written.end()
                 stop += 1
-            groups = writer.finish(_end_of(task, written.numbers[-1]) if written.numbers else 0)
+            groups = writer.finish(task.end_of(written.numbers[-1]) if written.numbers else 0)
         with clock.phase("prove"):
             report = prove_repack(fs, _spec(task, groups, live, producers.forgotten.ids, state))
     except BaseException:  # scratch files are removed after every kind of error
@@ -120,11 +120,6 @@ def _chunks(task: RepackTask, reader: SegmentReader, number: int) -> Generator[C
         yield chunk
 
 
-def _end_of(task: RepackTask, number: int) -> int:
-    """Return the end offset of segment `number`: the base offset of the next segment, or the log end offset."""
-    return task.segments[number + 1].base_offset if number + 1 < len(task.segments) else task.log_end_offset
-
-
 def _writer(fs: FileSystem, task: RepackTask) -> OutputWriter:
     config = task.config
     limits = Limits(output_segment_bytes(task), config.segment_index_bytes, config.index_interval_bytes)
@@ -142,7 +137,7 @@ def _txn_index(fs: FileSystem, task: RepackTask, base: int, next_base: int) -> b
     if not segment.txn_index_bytes:
         return b""
     data = read_txn_index(fs, task.path(segment.base_offset, names.TXN_INDEX), segment)
-    if base == segment.base_offset and next_base >= _end_of(task, number):
+    if base == segment.base_offset and next_base >= task.end_of(number):
         return data
     last_offsets = parse_txn_index(data)["last_offset"]
     entries = np.frombuffer(data, TXN_ENTRY, len(last_offsets))
@@ -155,7 +150,6 @@ class _Written:
     batch, and begins with a copy of the unchanged batches before it.
     """
 
-    fs: FileSystem
     task: RepackTask
     writer: OutputWriter
     copier: SegmentReader  # reads the batches before the first changed batch

@@ -10,32 +10,14 @@ from keytail.cli.cluster import Cluster
 from keytail.cli.configuration import Configuration
 from keytail.compact.expectation import Expected
 from keytail.compact.plan import Decision, refusals, select
-from keytail.compact.planning import Planned
+from keytail.compact.planning import Planned, refuse_incomplete, refused
 from keytail.compact.repack.options import RepackFlags
 from keytail.compact.rules import Rules
 from keytail.config.compaction import CompactionConfig
 from keytail.config.producer_expiration import uncertain
-from keytail.errors import (
-    EXPLAINED,
-    NO_ERROR,
-    CorruptLog,
-    ErrorText,
-    Explained,
-    KeytailError,
-    in_words,
-    joined,
-    refusal,
-)
+from keytail.errors import EXPLAINED, NO_ERROR, ErrorText, joined, refusal
 from keytail.log.fs import FileSystem
-from keytail.log.missing_segments import refuse_missing_segments
-from keytail.log.partition import (
-    LogDirFacts,
-    PartitionEntry,
-    PartitionFacts,
-    SegmentFacts,
-    refuse_damaged_end,
-    survey_partition,
-)
+from keytail.log.partition import LogDirFacts, PartitionEntry, PartitionFacts, SegmentFacts, survey_partition
 from keytail.log.producers import Unstable, first_unstable
 
 _MAX_MESSAGE_BYTES, _UNCLEAN = "max.message.bytes", "unclean.leader.election.enable"
@@ -77,10 +59,7 @@ def plan_repack(
             unstable = first_unstable(fs, facts, now_ms=rules.now_ms)
         decision = decide(facts, config, unknown, rules, unstable)
         if decision.status == "would-compact":
-            refuse_missing_segments(fs, facts)
-            if facts.clean_shutdown:  # after a kill, the broker recovers the log when it starts
-                by_checkpoint = rules.high_watermark == "checkpoint"
-                refuse_damaged_end(facts if by_checkpoint else replace(facts, high_watermark=None))
+            refuse_incomplete(fs, facts, rules)
     except EXPLAINED as problem:
         return refused(facts or survey_partition(fs, log_dir, entry), problem)
     return Planned(facts, config, decision)
@@ -92,13 +71,6 @@ _NO_HIGH_WATERMARK = refusal(
     slug="replicas-unknown",
     remedy="Start the broker and stop it cleanly; or give --batch-bytes 0, which disables merging",
 )
-
-
-def refused(facts: PartitionFacts, problem: Explained) -> Planned:
-    """Return a plan that refuses the partition because of an error."""
-    decision = Decision("refused", in_words(problem), None)
-    known = problem if isinstance(problem, KeytailError) else None
-    return Planned(facts, None, decision, corrupt=isinstance(problem, CorruptLog), problem=known)
 
 
 def why_settings_unknown(configuration: Configuration, topic: str, *names: str) -> ErrorText:

@@ -13,14 +13,7 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.format.index import (
-    OFFSET_ENTRY,
-    TIME_ENTRY,
-    TXN_ENTRY,
-    parse_offset_index,
-    parse_time_index,
-    parse_txn_index,
-)
+from keytail.format.index import OFFSET_ENTRY, TIME_ENTRY, TXN_ENTRY, parse_txn_index
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.presized import REBUILD, PresizedIndex
 
@@ -82,14 +75,6 @@ class OffsetIndex(PresizedIndex):
             self._refuse_order(f"{offset} at {position} cannot follow {last.offset} at {last.position}", offset)
         self._append(relative, position)
 
-    def entries(self) -> np.ndarray:
-        """Return a copy of the entries, as `format.index.parse_offset_index` does."""
-        return parse_offset_index(self._view[: self._count * self._layout.size])
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = self.entries()
-        return entries["relative_offset"], entries["position"]
-
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         return second[1:] <= second[:-1]
 
@@ -143,14 +128,6 @@ class TimeIndex(PresizedIndex):
             self._refuse_full(offset)
         self._append(timestamp_ms, self._relative(offset))
         return True
-
-    def entries(self) -> np.ndarray:
-        """Return a copy of the entries, as `format.index.parse_time_index` does."""
-        return parse_time_index(self._view[: self._count * self._layout.size])
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        entries = self.entries()
-        return entries["timestamp_ms"], entries["relative_offset"]
 
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         return second[1:] < second[:-1]

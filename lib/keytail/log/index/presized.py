@@ -15,7 +15,7 @@ from typing import ClassVar, NoReturn, Self
 import numpy as np
 
 from keytail.errors import CorruptLog, KeytailError
-from keytail.format.index import MAX_RELATIVE_OFFSET
+from keytail.format.index import MAX_RELATIVE_OFFSET, parse_entries
 from keytail.log.fs import FileStat, FileSystem
 
 REBUILD = "Rebuild the indexes of the segment with `keytail rebuild-index`"
@@ -112,6 +112,10 @@ class PresizedIndex:
         """The number of entries, without the zeros at the end of a file that was not trimmed."""
         return _before_zeros(self._count, lambda slot: self._fields(slot) == (0, 0))
 
+    def entries(self) -> np.ndarray:
+        """Return a copy of the entries, with the fields of `_dtype` in native byte order."""
+        return parse_entries(self._view[: self._count * self._layout.size], self._dtype)
+
     def append_rows(self, rows: np.ndarray) -> None:
         """Append entries (int64[n, 2]: the columns as stored) in one write.
 
@@ -164,7 +168,8 @@ class PresizedIndex:
         if self._odd_bytes:
             at = self._count * self._layout.size
             self._corrupt(f"{self._odd_bytes} bytes after slot {self._count - 1} are not a complete entry", at)
-        first, second = self._column_arrays()
+        entries = self.entries()
+        first, second = (entries[name] for name in self._columns)
         bad = (first < 0) | (second < 0)
         bad[1:] |= (first[1:] <= first[:-1]) | self._goes_back(second)
         if not bad.any():
@@ -183,9 +188,6 @@ class PresizedIndex:
     def _goes_back(self, second: np.ndarray) -> np.ndarray:
         """Return for each entry but the first whether its second field cannot follow the second field of the previous
         entry."""
-        raise NotImplementedError
-
-    def _column_arrays(self) -> tuple[np.ndarray, np.ndarray]:
         raise NotImplementedError
 
     def _fields(self, slot: int) -> tuple[int, int]:

@@ -210,6 +210,22 @@ def check_ends_below(chunk: Chunk, next_base: int | None) -> None:
     )
 
 
+def check_inside(chunk: Chunk, base_offset: int, last_offset: int) -> None:
+    """Raise CorruptLog at a batch that is outside of its segment, which has offsets up to `last_offset`."""
+    table = chunk.table
+    if table["base_offset"][0] >= base_offset and table["last_offset"][-1] <= last_offset:
+        return
+    row = table[int(np.argmax((table["base_offset"] < base_offset) | (table["last_offset"] > last_offset)))]
+    raise CorruptLog(
+        f"a batch is outside of its segment, which has offsets {base_offset} to {last_offset}",
+        path=chunk.path,
+        byte_position=int(row["position"]),
+        offset=int(row["base_offset"]),
+        remedy=CORRUPT_REMEDY,
+        slug="batch-outside-segment",
+    )
+
+
 def refuse_unsupported(chunk: Chunk) -> None:
     """Raise Refused for a control batch whose type cannot be read."""
     control = (chunk.table["attributes"] & CONTROL) != 0
