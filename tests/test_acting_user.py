@@ -186,7 +186,7 @@ before = status()
 try:
     acting_user.become(User(2**32 - 1, 5, (5,)))
 except OSError:
-    print(json.dumps([before, status(), acting_user.is_another()]))
+    print(json.dumps([before, status(), acting_user.works_as_another_user()]))
 """,
         private,
     )

@@ -68,14 +68,14 @@ def current() -> User:
     return User(os.geteuid(), os.getegid(), tuple(os.getgroups()))
 
 
-def is_another() -> bool:
+def works_as_another_user() -> bool:
     """Return whether this process works as a user that did not start it."""
     return _caller is not None
 
 
 def is_root() -> bool:
     """Return whether this process was started with root's rights, and has these rights or can regain them."""
-    return is_another() or os.geteuid() == 0
+    return works_as_another_user() or os.geteuid() == 0
 
 
 def become(user: User) -> None:
@@ -156,7 +156,7 @@ def popen_as_caller(*arguments: Any, preexec_fn: Callable[[], object] | None = N
         if preexec_fn is not None:
             preexec_fn()
 
-    options["preexec_fn"] = before_exec if is_another() else preexec_fn
+    options["preexec_fn"] = before_exec if works_as_another_user() else preexec_fn
     return subprocess.Popen(*arguments, **options)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from keytail.erase.finding import count_left
+from keytail.erase.finding import find_remaining
 from keytail.log.fs import LOCAL
 from keytail.log.log_dirs import survey_log_dirs
 from keytail.log.partition import survey_partition
@@ -176,7 +176,7 @@ def test_number_and_first_offset_are_exact(
         directory = tmp_path / str(number)
         task_of(directory / "t-0", log)
         [log_dir] = survey_log_dirs(LOCAL, [str(directory)])
-        left = count_left(LOCAL, survey_partition(LOCAL, log_dir, log_dir.partitions[0]), keys_of(keys))
+        left = find_remaining(LOCAL, survey_partition(LOCAL, log_dir, log_dir.partitions[0]), keys_of(keys))
         batches = [batch for segment in log.segments for batch in decode_any_log(segment.log) if not batch.control]
         expected = [record.offset for batch in batches for record in batch.records if is_erased(record.key, keys)]
         assert (left.records, left.first_offset) == (len(expected), expected[0] if expected else -1)

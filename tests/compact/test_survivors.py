@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.survivors import Followers, SurvivorBuilder
+from keytail.compact.map_phase.survivors import SurvivorBuilder, TransactionTrackers
 from keytail.compact.plan import segments_between
 from keytail.log.fs import LOCAL
 from keytail.log.records.chunk import SegmentReader
@@ -34,8 +34,8 @@ def test_bits_and_range_equal_those_of_the_model(case, tmp_path):
         SegmentReader(LOCAL, 400, 300), KeyScanner(rng.randrange(2**64), 4), OffsetMap(1 << 20, max_entries)
     )
     nothing = np.empty(0, NATIVE_ENTRY)
-    followers = Followers(TransactionTracker(nothing, base), TransactionTracker(nothing, base), 0)
-    survivors = builder.build(path, facts, numbers, start, end, followers)
+    trackers = TransactionTrackers(TransactionTracker(nothing, base), TransactionTracker(nothing, base), 0)
+    survivors = builder.build(path, facts, numbers, start, end, trackers)
     survivors.check()
 
     offsets, latest = build_map(log.segments, start, end, max_entries)

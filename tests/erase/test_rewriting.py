@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from keytail.compact.proof import state as proof_state
 from keytail.compact.task import CleaningTask
 from keytail.erase.finding import FoundInSegment, find_in_partition, longest_without_records
-from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
+from keytail.erase.rewriting import RewriteTask, refuse_remaining, rewrite
 from keytail.errors import KeytailError, Refused
 from keytail.format.producers import ProducerEntry, encode_snapshot
 from keytail.log.fs import LOCAL
@@ -91,7 +91,7 @@ def test_exactly_the_records_of_the_keys_are_removed(tmp_path, kind):
         assert found.keys_found == len(set(keys) & {*all_keys(log)})
         again, nothing = erase(task_again(task), keys_of(keys))
         assert nothing is None and again.records == len(records)
-        assert refuse_left(LOCAL, task_again(task), keys_of(keys)) == sum(map(len, after.values()))
+        assert refuse_remaining(LOCAL, task_again(task), keys_of(keys)) == sum(map(len, after.values()))
         assert log_bytes(path) == after
 
     check()
@@ -175,7 +175,7 @@ def test_batches_in_pieces_give_the_same_result(tmp_path, kind):
             read_in_pieces(patch)
             patch.setattr(proof_state, "Window", SmallWindow)
             erase(task_of(tmp_path / f"{number}-pieces", log), keys)
-            refuse_left(LOCAL, task_again(task_of_there(tmp_path / f"{number}-pieces", log)), keys)
+            refuse_remaining(LOCAL, task_again(task_of_there(tmp_path / f"{number}-pieces", log)), keys)
         whole, pieces = (log_bytes(tmp_path / f"{number}-{name}") for name in ("whole", "pieces"))
         assert {b: contents(d) for b, d in whole.items()} == {b: contents(d) for b, d in pieces.items()}
 
@@ -231,18 +231,18 @@ def test_a_record_that_is_left_is_found_on_the_disk(tmp_path):
     records = [Rec(i, 1000, b"k%d" % i, b"v") for i in range(9)]
     log = RandomLog([Segment(0, encode_batch(records, codec=1)), Segment(9, b"")], [], 9, {})
     task = task_of(tmp_path, log)
-    refuse_left(LOCAL, task, keys_of([b"k9"]))
+    refuse_remaining(LOCAL, task, keys_of([b"k9"]))
     with pytest.raises(KeytailError, match="a record with an erased key is left") as error:
-        refuse_left(LOCAL, task, keys_of([b"k7"]))
+        refuse_remaining(LOCAL, task, keys_of([b"k7"]))
     assert error.value.offset == 7
 
 
 def test_a_message_without_a_key_is_left(tmp_path):
     data = encode_single(Rec(0, 1000, None, b"v")) + encode_single(Rec(1, 1000, b"k", b"v"))
     task = task_of(tmp_path, RandomLog([Segment(0, data), Segment(2, b"")], [], 2, {}))
-    refuse_left(LOCAL, task, keys_of([b"other"]))
+    refuse_remaining(LOCAL, task, keys_of([b"other"]))
     with pytest.raises(KeytailError, match="a record with an erased key is left"):
-        refuse_left(LOCAL, task, keys_of([b"k"]))
+        refuse_remaining(LOCAL, task, keys_of([b"k"]))
 
 
 @pytest.mark.parametrize("is_active", [True, False])

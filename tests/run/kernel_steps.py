@@ -31,7 +31,7 @@ from keytail.dump.files import DumpOptions, dump
 from keytail.dump.report import Report
 from keytail.erase.finding import find_in_partition
 from keytail.erase.keys import read_keys
-from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
+from keytail.erase.rewriting import RewriteTask, refuse_remaining, rewrite
 from keytail.export.latest import LatestTask, find_latest, latest_records, slices_of
 from keytail.format import names
 from keytail.format.batch import BATCH_HEADER, CONTROL, CRC_START, TRANSACTIONAL
@@ -256,7 +256,7 @@ def _erase(path: str) -> None:
     bases = tuple(segment.base_offset for segment in found.segments)
     result = rewrite(LOCAL, RewriteTask(task, keys, bases, found.transactions, found.erased))
     install(LOCAL, task, result)
-    refuse_left(LOCAL, replace(task, segments=survey(path).segments), keys)
+    refuse_remaining(LOCAL, replace(task, segments=survey(path).segments), keys)
 
 
 def _compact(path: str) -> None:

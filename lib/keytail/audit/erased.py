@@ -11,7 +11,7 @@ from keytail.audit.command import AuditRow, Request
 from keytail.cli.progress import Reporter
 from keytail.cli.replicas import Replica
 from keytail.console import print_message
-from keytail.erase.finding import Left, count_left
+from keytail.erase.finding import Left, find_remaining
 from keytail.erase.keys import ErasedKeys, read_keys_file
 from keytail.erase.other_directories import other_directories
 from keytail.errors import ErrorText, KeytailError, Refused, in_words, joined
@@ -105,7 +105,7 @@ def find_left(
 
 
 def count_task(payload: tuple[PartitionFacts, ErasedKeys], attempt: str) -> Left:
-    """Count the records in one directory. Raises the errors of `count_left`, and Refused for a state that is not
+    """Count the records in one directory. Raises the errors of `find_remaining`, and Refused for a state that is not
     read."""
     facts, keys = payload
     if facts.problems:
@@ -114,7 +114,7 @@ def count_task(payload: tuple[PartitionFacts, ErasedKeys], attempt: str) -> Left
             slug="unexpected-partition-state",
         )  # fmt: skip
     with sending_progress(facts.path, attempt, "find"):
-        return count_left(LOCAL, facts, keys)
+        return find_remaining(LOCAL, facts, keys)
 
 
 def _in_replica(

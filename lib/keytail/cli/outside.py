@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from keytail.acting_user import as_caller, current, is_another
+from keytail.acting_user import as_caller, current, works_as_another_user
 from keytail.errors import Refused, UsageProblem
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -78,7 +78,7 @@ def refuse_below_log_dir(fs: FileSystem, path: str, flag: str) -> None:
 
 def refuse_unwritable(path: str, flag: str) -> None:
     """Raise Refused if the process was started as root, and the owner of the log dirs cannot write or create `path`."""
-    if not is_another():
+    if not works_as_another_user():
         return
     with as_caller():
         directory = path if os.path.lexists(path) else os.path.dirname(path)

@@ -17,7 +17,7 @@ from keytail.erase.command import EraseRow
 from keytail.erase.examining import Examined, is_in_active, refuse_linked, refuse_roll
 from keytail.erase.finding import FoundInPartition, FoundInSegment, find_in_partition, longest_without_records
 from keytail.erase.keys import ErasedKeys
-from keytail.erase.rewriting import RewriteTask, refuse_left, rewrite
+from keytail.erase.rewriting import RewriteTask, refuse_remaining, rewrite
 from keytail.errors import EXPLAINED, ErrorText, Explained, KeytailError, in_words
 from keytail.log.append.roll_closed import roll
 from keytail.log.fs import LOCAL, FileSystem
@@ -313,4 +313,4 @@ def check_task(
     """Read a partition and return the bytes read. Raises KeytailError if a record with an erased key is left."""
     task, keys = payload
     with sending_progress(task.partition_path, attempt, "check"):
-        return refuse_left(_file_system(fs, task.partition_path, shared_storage=shared_storage), task, keys)
+        return refuse_remaining(_file_system(fs, task.partition_path, shared_storage=shared_storage), task, keys)

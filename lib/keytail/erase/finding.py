@@ -194,7 +194,7 @@ class Left:
     not_read: tuple[str, ...]
 
 
-def count_left(fs: FileSystem, facts: PartitionFacts, keys: ErasedKeys) -> Left:
+def find_remaining(fs: FileSystem, facts: PartitionFacts, keys: ErasedKeys) -> Left:
     """Return the records with erased keys in all segments of a partition, whose broker may run. Raises CorruptLog for
     damage, and Refused if a closed segment has changed during the reading."""
     reader = SegmentReader(fs)

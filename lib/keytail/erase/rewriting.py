@@ -87,7 +87,7 @@ class EraseRewriter(Rewriter):
             first_ordinal=first,
             retain_empty=np.ones(n, bool),
             marker_horizon=np.zeros(n, bool),
-            tombstones_go=np.zeros(n, bool),
+            tombstones_expired=np.zeros(n, bool),
             action=action,
             kept=np.zeros(n, np.int64),
             kept_nulls=np.zeros(n, np.int64),
@@ -192,7 +192,7 @@ def _result(
     )
 
 
-def refuse_left(fs: FileSystem, cleaning: CleaningTask, keys: ErasedKeys) -> int:
+def refuse_remaining(fs: FileSystem, cleaning: CleaningTask, keys: ErasedKeys) -> int:
     """Read all segments from the disk, and return the number of bytes read. Raises KeytailError for a record with an
     erased key.
 

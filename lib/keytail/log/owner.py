@@ -159,7 +159,7 @@ def _user(owner: Owner) -> User:
 
 
 def _become(fs: FileSystem, owner: Owner | None, directories: Sequence[str]) -> None:
-    if acting_user.is_another():
+    if acting_user.works_as_another_user():
         if owner is None or owner.uid != os.geteuid():
             own = Owner(os.geteuid(), os.getegid(), "the input that this run already reads")
             raise _several(owner or Owner(0, 0, next(iter(directories), "the file")), own)

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.survivors import DirtyChunk, Followers, SurvivorBuilder, Survivors
+from keytail.compact.map_phase.survivors import DirtyChunk, SurvivorBuilder, Survivors, TransactionTrackers
 from keytail.errors import KeytailError
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
@@ -46,7 +46,7 @@ class BuilderInThreads(SurvivorBuilder):
         partition_path: str,
         segments: Sequence[SegmentFacts],
         from_offset: int,
-        followers: Followers,
+        trackers: TransactionTrackers,
     ) -> int:
         """Put the keys of segment `number` and of the next segments, up to the first in which the map may become full,
         into the map; return the number of the segment after these."""
@@ -57,7 +57,7 @@ class BuilderInThreads(SurvivorBuilder):
 
         def chunks() -> Generator[DirtyChunk, None, None]:
             for following in range(number, behind):
-                yield from self._chunks(survivors, partition_path, segments, following, from_offset, followers)
+                yield from self._chunks(survivors, partition_path, segments, following, from_offset, trackers)
 
         def scan(item: DirtyChunk) -> Scanned:
             return item, self._scan(item, from_offset)

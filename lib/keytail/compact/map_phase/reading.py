@@ -11,7 +11,7 @@ import numpy as np
 
 from keytail.compact.map_phase.in_threads import BuilderInThreads
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.survivors import Followers, Span, SurvivorBuilder, Survivors, span_of
+from keytail.compact.map_phase.survivors import Span, SurvivorBuilder, Survivors, TransactionTrackers, span_of
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
 from keytail.compact.proof.keys import most_keys
@@ -115,7 +115,7 @@ def _follow_log(
                 records += int(chunk.table["record_count"].sum())
                 batches += len(chunk.table)
     with clock.phase("map"):
-        followers = followers_of(fs, task, tracker, aborted, first)
+        trackers = trackers_of(fs, task, tracker, aborted, first)
         offset_map = OffsetMap(task.map_memory_bytes, task.map_max_entries, counting=task.hottest_keys > 0)
         builder = SurvivorBuilder(reader, KeyScanner(task.hash_seed), offset_map)
         if task.threads > 1:
@@ -127,7 +127,7 @@ def _follow_log(
             (first, end),
             task.first_dirty_offset,
             task.first_uncleanable_offset,
-            followers,
+            trackers,
         )
         survivors.spans[:0] = spans
     if task.fan_out == "auto" and (survivors.full or survivors.offset_map.used > most_keys(task.map_memory_bytes)):
@@ -147,16 +147,16 @@ def _follow_log(
     return survivors, transactions, unread_records
 
 
-def followers_of(
+def trackers_of(
     fs: FileSystem, task: CleaningTask, tracker: TransactionTracker, aborted: np.ndarray, first: int
-) -> Followers:
+) -> TransactionTrackers:
     """Return the trackers of the transactions of the dirty section, which begins in segment number `first`."""
     # The map uses only entries whose marker is in the first dirty segment or above, and whose data begins below the
     # first uncleanable offset.
     mapped = aborted["last_offset"] >= task.segments[first].base_offset
     mapped &= aborted["first_offset"] < task.first_uncleanable_offset
     mapping = TransactionTracker(aborted[mapped], task.log_start_offset)
-    return Followers(tracker, mapping, map_position(fs, task, task.segments[first]))
+    return TransactionTrackers(tracker, mapping, map_position(fs, task, task.segments[first]))
 
 
 def map_position(fs: FileSystem, task: CleaningTask, segment: SegmentFacts) -> int:

@@ -101,7 +101,7 @@ class Survivors:
         assert self.batch_start == sorted(self.batch_start)
 
 
-class Followers:
+class TransactionTrackers:
     """Two trackers of the batches of the dirty section: one for all transactions, the other for the transactions
     visible to the map.
 
@@ -155,19 +155,19 @@ class SurvivorBuilder:
         dirty: tuple[int, int],
         first_dirty_offset: int,
         first_uncleanable_offset: int,
-        followers: Followers,
+        trackers: TransactionTrackers,
     ) -> Survivors:
         """Return the Survivors of segments `dirty` (first, end). Raises CorruptLog, or Refused for batches that this
         version does not clean.
 
-        The segment in which the map becomes full is read to its end, because `followers` need all of its batches.
+        The segment in which the map becomes full is read to its end, because `trackers` need all of its batches.
         """
         first, end = dirty
         survivors = Survivors(self._map, first, first_dirty_offset > segments[first].base_offset)
         number = first
         while number < end and not survivors.full:
             number = self._map_from(
-                number, end, survivors, partition_path, segments, first_dirty_offset, followers
+                number, end, survivors, partition_path, segments, first_dirty_offset, trackers
             )
             if not survivors.full:
                 behind = segments[number].base_offset if number < end else first_uncleanable_offset
@@ -185,10 +185,10 @@ class SurvivorBuilder:
         partition_path: str,
         segments: Sequence[SegmentFacts],
         from_offset: int,
-        followers: Followers,
+        trackers: TransactionTrackers,
     ) -> int:
         """Put the keys of segment `number` into the map, and return the number of the next segment to be mapped."""
-        chunks = self._chunks(survivors, partition_path, segments, number, from_offset, followers)
+        chunks = self._chunks(survivors, partition_path, segments, number, from_offset, trackers)
         found = self._find_keys(survivors, chunks, from_offset)
         is_long = self._reader.is_longer_than_a_chunk(segments[number].log_bytes)
         for portion in prefetched(found) if is_long else found:
@@ -203,7 +203,7 @@ class SurvivorBuilder:
         segments: Sequence[SegmentFacts],
         number: int,
         from_offset: int,
-        followers: Followers,
+        trackers: TransactionTrackers,
     ) -> Generator[DirtyChunk, None, None]:
         """Yield the chunks of segment `number` with the batches to be mapped, and count the segment's records in
         `survivors`."""
@@ -216,7 +216,7 @@ class SurvivorBuilder:
             refuse_unsupported(chunk)
             check_ends_below(chunk, next_base)
             table = chunk.table
-            aborted = followers.follow(table, number == survivors.first_segment)
+            aborted = trackers.follow(table, number == survivors.first_segment)
             counts = table["record_count"].astype(np.int64)
             first_ordinal = (number << 32) + survivors.segment_records[-1] + np.cumsum(counts) - counts
             if self._map.is_counting:

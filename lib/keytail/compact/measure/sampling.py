@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from keytail.compact.map_phase.offset_map import OffsetMap
-from keytail.compact.map_phase.reading import checked_chunks, followers_of, refuse_keyless
+from keytail.compact.map_phase.reading import checked_chunks, refuse_keyless, trackers_of
 from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.plan import segments_between
 from keytail.compact.task import CleaningTask
@@ -97,7 +97,7 @@ def follow_sampled(
     """
     tracker = TransactionTracker(aborted, task.log_start_offset)
     first, end = segments_between(task.segments, task.first_dirty_offset, task.first_uncleanable_offset)
-    followers = followers_of(fs, task, tracker, aborted, first)
+    trackers = trackers_of(fs, task, tracker, aborted, first)
     sample = Sample(OffsetMap(task.map_memory_bytes), [_Drawn() for _ in positions])
     keys = _SampledKeys(task, reader, sample)
     for number in range(end):
@@ -109,7 +109,7 @@ def follow_sampled(
                 tracker.follow(chunk.table)
                 keys.draw(chunk, number, is_drawn, is_drawn & False)
             else:
-                is_aborted = followers.follow(chunk.table, number == first)
+                is_aborted = trackers.follow(chunk.table, number == first)
                 keys.draw(chunk, number, is_drawn, ~is_aborted & _has_keys(chunk.table))
     for chunk in checked_chunks(task, reader, (end, len(task.segments))):
         tracker.follow(chunk.table)

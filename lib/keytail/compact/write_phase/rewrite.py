@@ -50,7 +50,7 @@ class RowDecisions:
     first_ordinal: np.ndarray
     retain_empty: np.ndarray
     marker_horizon: np.ndarray  # the batch is a marker without data, and gets a horizon
-    tombstones_go: np.ndarray  # the retention of the batch's tombstones has expired
+    tombstones_expired: np.ndarray  # the retention of the batch's tombstones has expired
     action: np.ndarray
     kept: np.ndarray
     kept_nulls: np.ndarray
@@ -194,7 +194,7 @@ class Rewriter:
             first_ordinal=np.empty(n, np.int64),
             retain_empty=np.empty(n, bool),
             marker_horizon=unneeded,
-            tombstones_go=np.empty(n, bool),
+            tombstones_expired=np.empty(n, bool),
             action=np.empty(n, np.int8),
             kept=np.zeros(n, np.int64),
             kept_nulls=np.zeros(n, np.int64),
@@ -202,7 +202,7 @@ class Rewriter:
         self.counts.markers_removed += row_kernels.decide_rows(
             table, facts, known.bits, known.null_bits, self._producers.ends_a_producer(table), unneeded,
             self._transactions.aborted(table), rows.decided_by, rows.first_bit, rows.first_ordinal,
-            rows.retain_empty, rows.tombstones_go, rows.action,
+            rows.retain_empty, rows.tombstones_expired, rows.action,
         )  # fmt: skip
         return rows
 
@@ -221,7 +221,7 @@ class Rewriter:
             )
         record_kernels.decide_records(
             portion.records, n, rows.decided_by, portion.opened.from_here(rows.first_ordinal), portion.columns.found,
-            self._survivors.latest_offset, rows.tombstones_go, portion.columns.keep, rows.kept, rows.kept_nulls,
+            self._survivors.latest_offset, rows.tombstones_expired, portion.columns.keep, rows.kept, rows.kept_nulls,
             counters,
         )  # fmt: skip
 

@@ -27,12 +27,12 @@ def note_nulls(records, n, nulls, first_batch):
 
 @kernel
 def decide_records(
-    records, n, decided_by, first_ordinal, found, latest_offset, tombstones_go, keep, kept, kept_nulls, counters
+    records, n, decided_by, first_ordinal, found, latest_offset, tombstones_expired, keep, kept, kept_nulls, counters
 ):
     """Set `keep[i]` for each record, `kept` and `kept_nulls` for each row (CLEANING.md, "Which records are retained").
 
     For rows decided by bits, `records` contains only the survivors. `first_ordinal[row]` is the ordinal of the row's
-    first record; `tombstones_go[row]`: whether the retention of the row's tombstones has expired.
+    first record; `tombstones_expired[row]`: whether the retention of the row's tombstones has expired.
     """
     previous = np.int64(-1)
     k = np.int64(0)
@@ -54,7 +54,7 @@ def decide_records(
                 stays = False
             elif rule == BY_MAP:
                 stays = found[i] <= first_ordinal[row] + k
-            if stays and record.value_bytes < 0 and tombstones_go[row]:
+            if stays and record.value_bytes < 0 and tombstones_expired[row]:
                 stays = False
                 counters[TOMBSTONES_EXPIRED] += 1
         keep[i] = 1 if stays else 0

@@ -50,7 +50,7 @@ def _count_bits(bits, bit, end):
 @kernel
 def decide_rows(
     table, facts, bits, null_bits, ends_a_producer, unneeded, aborted,
-    decided_by, first_bit, first_ordinal, retain_empty, tombstones_go, action,
+    decided_by, first_bit, first_ordinal, retain_empty, tombstones_expired, action,
 ):  # fmt: skip
     """Decide about each row of a chunk without reading records; return how many markers are removed.
 
@@ -102,7 +102,7 @@ def decide_rows(
         first_bit[i] = bit
         first_ordinal[i] = (facts[SEGMENT] << 32) + records
         retain_empty[i] = retain
-        tombstones_go[i] = is_over
+        tombstones_expired[i] = is_over
         action[i] = what
         records += count
     return markers

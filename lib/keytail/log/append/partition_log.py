@@ -119,13 +119,13 @@ class PartitionLog:
             self._ensure_indexes()
             checked_set = self._log.producers.check_set(taken.table, as_leader=True)
             if checked_set.rows:
-                self._effects(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023 (called at once)
+                self._change(lambda: self._log.append_each(taken, checked_set, now_ms))  # noqa: B023 (called at once)
             count += checked_set.rows
             if checked_set.duplicate is None:
                 break
             duplicates.append(checked_set.duplicate)
             same = taken.rows(checked_set.rows, checked_set.rows + 1)
-            self._effects(lambda: self._log.handle_duplicate(same, now_ms))  # noqa: B023 (called at once)
+            self._change(lambda: self._log.handle_duplicate(same, now_ms))  # noqa: B023 (called at once)
             rest = taken.rows(checked_set.rows + 1, len(taken.table)).data
             if not len(rest):
                 break
@@ -149,14 +149,14 @@ class PartitionLog:
         checked_set = self._log.producers.check_set(taken.table, as_leader=False)
         self._refuse_too_many_entries(taken, now_ms)
         first = int(taken.table["base_offset"][0])
-        self._effects(lambda: self._log.append_set(taken, checked_set, now_ms))
+        self._change(lambda: self._log.append_set(taken, checked_set, now_ms))
         self.flush_if_due(now_ms)
         return Appended(first, self.log_end_offset - 1, len(taken.table))
 
     def _ensure_indexes(self) -> None:
         """Create the indexes of a new segment. A broker creates them, at the latest, when it checks whether they are
         full."""
-        self._effects(self._log.active.open_indexes)
+        self._change(self._log.active.open_indexes)
 
     def _refuse_too_many_entries(self, taken: Incoming, now_ms: int) -> None:
         """Refuse a set with more index entries or offsets than fit into a segment: a broker fails, in the case of index
@@ -222,7 +222,7 @@ class PartitionLog:
         """Close the active segment and create a segment at the log end offset, or reset an active segment that begins
         there; return that segment's base offset."""
         self._refuse_if_broken()
-        self._effects(lambda: self._log.roll(self.log_end_offset, now_ms))
+        self._change(lambda: self._log.roll(self.log_end_offset, now_ms))
         return self._log.segments.bases[-1]
 
     # Durability
@@ -239,7 +239,7 @@ class PartitionLog:
     def flush(self, *, now_ms: int) -> None:
         """Make all batches durable; the log end offset becomes the recovery point."""
         self._refuse_if_broken()
-        self._effects(lambda: self._log.flush(now_ms))
+        self._change(lambda: self._log.flush(now_ms))
 
     # The end
 
@@ -247,7 +247,7 @@ class PartitionLog:
         """Close the log as a broker's clean shutdown does, durably; return the entries for the log dir's
         checkpoints."""
         self._refuse_if_broken()
-        self._effects(self._log.close)
+        self._change(self._log.close)
         starts_late = self.log_start_offset > self._log.segments.bases[0]
         return Closed(self.log_end_offset, self.log_end_offset, self.log_start_offset if starts_late else None)
 
@@ -266,7 +266,7 @@ class PartitionLog:
         elif self._log.segments.is_open:
             self.close()
 
-    def _effects(self, action: Callable[[], object]) -> None:
+    def _change(self, action: Callable[[], object]) -> None:
         """Run `action`. An error leaves files with unknown contents, so the log then refuses all changes."""
         self._broken = True
         action()

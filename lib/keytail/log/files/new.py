@@ -10,7 +10,7 @@ import stat as stat_bits
 import struct
 from dataclasses import replace
 
-from keytail.acting_user import current, is_another
+from keytail.acting_user import current, works_as_another_user
 from keytail.errors import WRITTEN_TO, Refused
 from keytail.log.files.attributes import ACCESS_ACL, FileStat, attributes_of
 from keytail.log.files.paths import READABLE_DIRECTORY, split
@@ -29,7 +29,7 @@ def refuse_unless_like(like: FileStat) -> None:
     if user == 0 or (user == like.uid and like.gid in groups):
         return
     directory = like.path if like.is_dir else split(like.path)[0]
-    if is_another() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
+    if works_as_another_user() and like.uid == 0 and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         return
     if user == like.uid:
         name = _user_name(user).removeprefix("user ").removeprefix("id ")
@@ -41,7 +41,7 @@ def refuse_unless_like(like: FileStat) -> None:
             "group (chgrp). If it runs with the group of the files, add the user to it (usermod -aG) and log in again",
             slug="files-of-another-group",
         )
-    if is_another():
+    if works_as_another_user():
         raise Refused(
             f"keytail was started as root and works as {current()}, but the files belong to {_owner(like)}",
             path=like.path,
@@ -76,7 +76,7 @@ def _for_directory(like: FileStat, directory: os.stat_result) -> FileStat:
     In a directory of root, only root can have created the file of `like`. A process that root started and that works
     as another user creates files for that user, even next to files of root.
     """
-    if is_another() and like.uid == 0:
+    if works_as_another_user() and like.uid == 0:
         return replace(like, uid=os.geteuid(), gid=os.getegid(), attributes=())
     if os.geteuid() != 0 or directory.st_uid in (0, like.uid):
         return like
