@@ -285,7 +285,7 @@ def _screens(command: list[str], columns: int) -> Iterator[list[str]]:
         # Unlike execvp, this does not pass on variables that readline has set in C, which are not in os.environ.
         os.execvpe(command[0], command, environment)
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    last_s = time.monotonic() + 120
+    last_s = time.monotonic() + 600
     while time.monotonic() < last_s:
         if select.select([terminal], [], [], 0.2)[0]:
             try:

@@ -109,5 +109,6 @@ def test_a_wrong_result_is_detected(root: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(parsers, "_as_recs", wrong)
     monkeypatch.setenv("KEYTAIL_HOSTILE_TARGET", "chunk reader")
-    tally = fuzz.Runner(fuzz.parsers(root), SEED).run(0, 40)
-    assert tally.defects
+    runner = fuzz.Runner(fuzz.parsers(root), SEED)
+    # Most damaged inputs are refused, so that one of about ten reveals the error.
+    assert any(runner.run(first, 40).defects for first in range(0, 800, 40))

@@ -170,7 +170,7 @@ class Watched(FileSystem):
         is_first, self.replaced = self.replaced == 0, self.replaced + 1
         if is_first and self.go is not None:
             self.begun.set()
-            assert self.go.wait(20)
+            assert self.go.wait(120)
             if self.fails:
                 raise OSError(5, "Input/output error", target)
         super().rename(source, target)
@@ -190,7 +190,7 @@ def test_updates_that_arrive_during_a_write_are_written_together(fails: bool, tm
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
     threads[0].start()
-    assert fs.begun.wait(20)
+    assert fs.begun.wait(120)
     for thread in threads[1:]:
         thread.start()
     while len(checkpoint._changing[path].waiting) < 20:

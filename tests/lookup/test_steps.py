@@ -210,8 +210,9 @@ def _wrong_time_index(stem: Path, file: Files, rng: random.Random) -> Files | No
 )
 def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Path) -> None:
     rng = random.Random(SEED)
-    seen = set()
-    for _ in range(10):
+    seen, logs = set(), 0
+    while logs < 10 or not seen:  # many answers do not depend on the damaged entries
+        logs += 1
         files, start, end = random_segments(rng, tmp_path / "logs" / "t-0")
         believed: list[Files] | None = list(files)
         for number, file in enumerate(files):
@@ -240,7 +241,7 @@ def test_wrong_indexes_are_reported_and_not_trusted(damage: Damage, tmp_path: Pa
                     assert [note.endswith("returns nothing") for note in broker] == [True]
                 else:
                     assert [f"returns offset {expected[1].offset}, timestamp" in note for note in broker] == [True]
-    assert seen
+        assert logs < 200, "no wrong index is reported"
 
 
 def write_three_segments(partition: Path, damage: Damage) -> Path:

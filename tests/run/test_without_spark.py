@@ -17,6 +17,7 @@ import pytest
 from tests.chance import SEED
 from tests.cli import forked
 from tests.cli.test_stopping import (
+    LONGEST_S,
     ROUNDS,
     check_left,
     ended,
@@ -104,7 +105,7 @@ def test_a_signal_to_the_process_group_stops_a_run_between_passes(
     inode = first.stat().st_ino
     began_s = time.monotonic()
     wait_for(lambda: inode_of(first) not in (None, inode), run)
-    longest_s = max(10, time.monotonic() - began_s)  # the first pass took this long; on a busy machine, more than 10 s
+    longest_s = max(30, 3 * (time.monotonic() - began_s))  # the first pass took a third; another one may take longer
     os.killpg(run.pid, signal_number)
     rows, seconds = ended(run)
     errors = (tmp_path / "stderr").read_text()
@@ -173,7 +174,7 @@ def test_a_killed_driver_leaves_no_workers_or_locks(large: Path, tmp_path: Path)
     run = start([str(KEYTAIL), "compact", *words], tmp_path)
     wait_for(lambda: list(large.rglob("*.clean")), run)
     os.kill(run.pid, signal.SIGKILL)
-    run.communicate(timeout=60)
+    run.communicate(timeout=LONGEST_S)
     wait_until_gone(run.pid)
     status, _, errors = compact(large)
     assert status == 0, errors

@@ -159,7 +159,7 @@ def test_as_many_bundles_run_at_a_time_as_the_cluster_has_cores(
             running[0] += len(tasks)
             if running[0] >= cores:
                 all_started.set()
-        assert all_started.wait(20), f"{running[0]} in flight"
+        assert all_started.wait(120), f"{running[0]} in flight"
         return [Outcome(None, KeytailError("enough")) for _ in tasks]
 
     for number in range(cores):

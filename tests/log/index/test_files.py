@@ -11,9 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from keytail.errors import CorruptLog, KeytailError
 from keytail.log.fs import LOCAL
@@ -76,16 +83,16 @@ class OffsetIndexModel(_Machine):
             with pytest.raises(KeytailError, match="the index is full" if self.writing else "read-only"):
                 self.index.append(*row)
 
+    @precondition(lambda self: self.rows and self.writing and len(self.rows) < self.capacity)
     @rule(back=st.integers(0, 20), ahead=steps)
     def append_not_increasing(self, back: int, ahead: int) -> None:
-        assume(self.rows and self.writing and len(self.rows) < self.capacity)
         for row in ((self.last[0] - back, self.last[1] + ahead), (self.last[0] + ahead, self.last[1] - back)):
             with pytest.raises(KeytailError, match=r"cannot follow|an entry holds offsets up to"):
                 self.index.append(*row)
 
+    @precondition(lambda self: self.writing and len(self.rows) < self.capacity)
     @rule(beyond=st.sampled_from([BASE - 1, BASE + FAR + 1, 0]))
     def append_out_of_range(self, beyond: int) -> None:
-        assume(self.writing and len(self.rows) < self.capacity)
         with pytest.raises(KeytailError, match=r"an entry holds offsets up to 2147483647|cannot follow"):
             self.index.append(beyond, self.last[1] + 1)
 
@@ -94,17 +101,17 @@ class OffsetIndexModel(_Machine):
         below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
         assert self.index.lookup(asked) == (below[-1] if below else (-1, BASE, 0))
 
+    @precondition(lambda self: self.writing)
     @rule()
     def trim(self) -> None:
-        assume(self.writing)
         self.index.trim()
         self.writing = False
         assert os.path.getsize(self.path) == 8 * len(self.rows)
 
+    @precondition(lambda self: not self.writing)
     @rule()
     def continue_(self) -> None:
         """Reopen the segment as the active one, as a broker does with its last segment when it starts."""
-        assume(not self.writing)
         self.index.close()
         self.index = OffsetIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
         self.writing = True
@@ -154,9 +161,9 @@ class TimeIndexModel(_Machine):
         if later:
             self.rows.append(row)
 
+    @precondition(lambda self: self.rows and self.writing and len(self.rows) < self.capacity - 1)
     @rule(back=steps)
     def append_decreasing(self, back: int) -> None:
-        assume(self.rows and self.writing and len(self.rows) < self.capacity - 1)
         for row in ((self.last[0] - back, self.last[1] + 1), (self.last[0] + 1, self.last[1] - back)):
             with pytest.raises(KeytailError, match="cannot follow"):
                 self.index.maybe_append(*row)
@@ -166,18 +173,18 @@ class TimeIndexModel(_Machine):
         below = [(slot, *row) for slot, row in enumerate(self.rows) if row[0] <= asked]
         assert self.index.lookup(asked) == (below[-1] if below else (-1, -1, BASE))
 
+    @precondition(lambda self: self.writing)
     @rule()
     def trim_and_continue(self) -> None:
-        assume(self.writing)
         self.index.trim()
         assert os.path.getsize(self.path) == 12 * len(self.rows)
         check_index(self.index)
         self.index.close()
         self.index = TimeIndex.open_for_append(LOCAL, self.path, BASE, self.max_bytes, self.like)
 
+    @precondition(lambda self: self.writing)
     @rule()
     def trim(self) -> None:
-        assume(self.writing)
         self.index.trim()
         self.writing = False
 
@@ -204,9 +211,9 @@ class TransactionIndexModel(_Machine):
         self.index.append(row)
         self.rows.append(row)
 
+    @precondition(lambda self: self.rows)
     @rule(back=st.integers(0, 9))
     def append_decreasing(self, back: int) -> None:
-        assume(self.rows)
         with pytest.raises(KeytailError, match="cannot follow"):
             self.index.append(AbortedTransaction(1, BASE, self.rows[-1][2] - back, BASE + 5))
 

@@ -39,7 +39,7 @@ def test_the_next_item_is_produced_while_one_is_processed() -> None:
             yield item
 
     for item in prefetched(items()):
-        assert item == 2 or made[item + 1].wait(10)
+        assert item == 2 or made[item + 1].wait(120)
 
 
 def test_an_error_is_raised_after_the_items_that_precede_it() -> None:
