@@ -22,7 +22,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
-from tests.run.shared import shared_session
+from tests.run.shared import run_stream, shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -70,7 +70,7 @@ def from_stream(spark: Any, broker: Broker, topic: str, level: str, checkpoint: 
     options = {"startingOffsets": "earliest", "includeHeaders": "true", "kafka.isolation.level": level}
     writer = source.options(**options, maxOffsetsPerTrigger=1000).load().writeStream.trigger(availableNow=True)
     writer = writer.foreachBatch(lambda frame, _: found.extend(rows(frame)))
-    assert writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(600)
+    run_stream(writer.option("checkpointLocation", str(checkpoint)))
     last = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
     found.sort(key=lambda row: (row["topic"], row["partition"], row["offset"]))
     return found, last.read_text().splitlines()[-1]
