@@ -231,7 +231,7 @@ def check_downtime(xcoms: dict[str, Any], name: str, ledger: str) -> None:
     """Check that the ledger has the times that the task returned, and the run of `compact`."""
     times = xcoms[f"{name}.downtime return_value"]
     down, reachable, in_sync = (times[key] for key in ("down_at_ms", "reachable_at_ms", "in_sync_at_ms"))
-    assert 0 < reachable - down < in_sync - down < 300_000
+    assert 0 < reachable - down < in_sync - down < 3_600_000
     command = [str(KEYTAIL), "history", "--ledger", ledger, "--run", xcoms[f"{name}.compact run_id"]]
     run, *rows = json.loads(subprocess.run([*command, "--output", "json"], check=True, capture_output=True).stdout)
     assert [run[key] for key in ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")] == [
