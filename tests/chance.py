@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections.abc import Callable, Iterator
 
 SEED = int(os.environ.setdefault("KEYTAIL_SEED", str(random.SystemRandom().randrange(1, 2**32))))
 
@@ -25,3 +26,16 @@ def draws(number: int) -> int:
     multiple of `number`.
     """
     return max(min(number, 12), round(number * float(os.environ.get("KEYTAIL_DRAWS", "0.25"))))
+
+
+def cases(number: int, enough: Callable[[], object]) -> Iterator[int]:
+    """Yield the numbers of `number` random cases, and of more cases until `enough()`, which raises an AssertionError
+    after twenty times as many.
+
+    A test that requires that its cases contain certain things would otherwise fail sometimes.
+    """
+    for case in range(20 * number):
+        if case >= number and enough():
+            return
+        yield case
+    assert enough(), f"{20 * number} random cases never had all that the test requires"

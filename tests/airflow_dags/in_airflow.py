@@ -174,7 +174,7 @@ def over_ssh(odd: list[str], much: list[str], loop: str, folder: str) -> dict[st
     made["much"] = [ended.exit_status, len(ended.rows), len(lines) - 1]
     ended = run(["sh", "-c", "echo out; echo err >&2; exit 5"], host, parse_rows=False)
     made["without rows"] = [ended.exit_status, "|".join(sorted(ended.last_lines.splitlines()))]
-    ended = run(["sh", "-c", loop, f"{folder}/stopped"], host, 3)
+    ended = run(["sh", "-c", loop, f"{folder}/stopped"], host, 8)
     made["timeout"] = [ended.exit_status, ended.last_lines.splitlines()]
     ended = run(["true"], Host(ssh_conn_id="ssh_unknown"))
     made["wrong key"] = [ended.exit_status, ended.last_lines]

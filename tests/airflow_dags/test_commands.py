@@ -37,12 +37,19 @@ def test_arguments_are_passed_unchanged_through_ssh(commands: Any, tmp_path: Pat
     assert commands.run([*ECHO, *ODD], commands.Host((str(tmp_path / "ssh"), "kafka@b1"))).rows == [{"words": ODD}]
 
 
-def test_standard_error_is_logged_during_the_run(commands: Any) -> None:
-    lines: list[tuple[str, float]] = []
-    script = "echo first >&2; sleep 0.6; printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
-    ended = commands.run(["sh", "-c", script], on_line=lambda line: lines.append((line, time.monotonic())))
-    assert [line for line, _ in lines][1:] == ["first", "second", "half \ufffd"]
-    assert lines[2][1] - lines[1][1] > 0.3
+def test_standard_error_is_logged_during_the_run(commands: Any, tmp_path: Path) -> None:
+    """The command continues when its first line has been logged."""
+    lines: list[str] = []
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if line == "first":
+            (tmp_path / "logged").touch()
+
+    script = 'echo first >&2; while [ ! -e "$0" ]; do sleep 0.02; done; '
+    script += "printf 'second\\r\\nhalf \\303' >&2; echo '[]'; exit 3"
+    ended = commands.run(["sh", "-c", script, str(tmp_path / "logged")], timeout_s=300, on_line=on_line)
+    assert lines[1:] == ["first", "second", "half \ufffd"]
     assert ended.last_lines.splitlines() == ["first", "second", "half \ufffd"]
     assert ended.exit_status == 3
 
@@ -74,9 +81,9 @@ def test_invalid_rows_are_reported(commands: Any, output: str) -> None:
 
 def test_a_task_does_not_wait_for_background_processes(commands: Any) -> None:
     started = time.monotonic()
-    ended = commands.run(["sh", "-c", "sleep 60 & echo '[]'"])
+    ended = commands.run(["sh", "-c", "sleep 120 & echo '[]'"])
     assert (ended.exit_status, ended.rows) == (0, [])
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
 
 
 @pytest.mark.long
@@ -90,11 +97,11 @@ def test_a_timeout_stops_the_command_with_sigterm(commands: Any, tmp_path: Path,
 
 @pytest.mark.long
 def test_a_command_that_does_not_stop_is_killed_with_all_its_children(commands: Any, tmp_path: Path) -> None:
-    script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 60"
+    script = f"trap '' TERM; (while :; do sleep 0.05; done) & echo $! >{tmp_path}/pid; wait; wait; sleep 120"
     started = time.monotonic()
-    ended = commands.run(["sh", "-c", script], timeout_s=2, grace_s=0.5)
+    ended = commands.run(["sh", "-c", script], timeout_s=4, grace_s=0.5)
     assert ended.exit_status == 124
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 100
     wait_until_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -125,7 +132,7 @@ def test_the_command_of_a_task_that_is_ended_is_stopped(tmp_path: Path, number: 
         sys.path.insert(0, {str(DAGS)!r})
         from keytail_provider import commands
         signal.signal(signal.SIGTERM, lambda *_: print("Airflow's", flush=True))
-        ended = commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], commands.Host({on_host!r}), 20,
+        ended = commands.run(["sh", "-c", {LOOP!r}, {str(tmp_path / "told")!r}], commands.Host({on_host!r}), 300,
                                      on_line=lambda line: print(line, flush=True))
         print(ended.exit_status, flush=True)
     """)
@@ -230,7 +237,7 @@ def wait_until_gone(pid: int) -> None:
     wait_for(is_gone)
 
 
-def wait_for(true: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(true: Callable[[], bool], seconds: float = 300) -> None:
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until

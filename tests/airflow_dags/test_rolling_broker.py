@@ -138,7 +138,7 @@ def cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def retry_until_success(words: Sequence[str]) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while (done := subprocess.run(words, capture_output=True, check=False)).returncode:
         assert time.monotonic() < give_up, done.stdout + done.stderr
         time.sleep(0.2)
@@ -223,7 +223,7 @@ def test_a_rolling_run_over_real_brokers_compacts_and_restarts_each(airflow_runs
         assert client.offsets(partitions) == {name: (start, end + 2) for name, (start, end) in ends.items()}
         client.produce("q", "users", 0, [(NOW + 999, b"k0", b"new")])
         for name in names:  # each broker can be stopped cleanly
-            subprocess.run(brokers.service(name, "stop"), check=True, timeout=60)
+            subprocess.run(brokers.service(name, "stop"), check=True, timeout=300)
             assert (brokers.folder / name / "logs" / ".kafka_cleanshutdown").exists()
 
 
@@ -231,7 +231,7 @@ def check_downtime(xcoms: dict[str, Any], name: str, ledger: str) -> None:
     """Check that the ledger has the times that the task returned, and the run of `compact`."""
     times = xcoms[f"{name}.downtime return_value"]
     down, reachable, in_sync = (times[key] for key in ("down_at_ms", "reachable_at_ms", "in_sync_at_ms"))
-    assert 0 < reachable - down < in_sync - down < 300_000
+    assert 0 < reachable - down < in_sync - down < 3_600_000
     command = [str(KEYTAIL), "history", "--ledger", ledger, "--run", xcoms[f"{name}.compact run_id"]]
     run, *rows = json.loads(subprocess.run([*command, "--output", "json"], check=True, capture_output=True).stdout)
     assert [run[key] for key in ("broker", "down_at_ms", "reachable_at_ms", "in_sync_at_ms")] == [

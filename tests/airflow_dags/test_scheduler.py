@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import time
@@ -26,10 +25,11 @@ from tests.airflow_dags.conftest import DAGS, Airflow
 from tests.airflow_dags.test_runs import ORDERS, inventory, small
 from tests.airflow_dags.test_structure import BROKERS, LEDGER
 from tests.log_dirs import newest_by_key, records_of
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("airflow")]
 
-LONGEST_S = 300.0
+LONGEST_S = 600.0
 
 
 @contextlib.contextmanager
@@ -70,9 +70,7 @@ def test_a_run_by_the_scheduler_over_two_brokers_succeeds(
     before = {n: records_of(worth / f"orders-{n}") for n in range(2)}
     untouched = records_of(little / "orders-2")
     gate = sum(log.stat().st_size for log in worth.glob("*/*.log")) // 2
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     home = tmp_path / "airflow"
     database = home / "airflow.db"
     dags = home / "dags"

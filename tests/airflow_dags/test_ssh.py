@@ -26,7 +26,7 @@ def test_commands_over_ssh_have_the_results_of_local_ones(ask: Ask, ssh: dict[st
     assert found["behind a prefix"] == [0, [{"words": ODD}]]
     assert found["much"] == [0, 99_999, 2000]
     assert found["without rows"] == [5, "err|out"]
-    assert found["timeout"] == [124, ["up", "not finished after 3 s: stopped", "told"]]
+    assert found["timeout"] == [124, ["up", "not finished after 8 s: stopped", "told"]]
     assert found["wrong key"][0] == 255
     assert "the Connection ssh_unknown: Authentication" in found["wrong key"][1]
     assert found["not started"] == [255, "the Connection ssh_b1: Channel closed.", []]

@@ -37,7 +37,7 @@ def test_every_curve_has_points_and_adds_to_the_file(tmp_path: Path, monkeypatch
     }.items():  # fmt: skip
         for point in found[name]["points"]:
             assert set(point["sides"]) == sides
-            assert all(0 < seconds < 60 for side in point["sides"].values() for seconds in side["seconds"])
+            assert all(0 < seconds < 600 for side in point["sides"].values() for seconds in side["seconds"])
     records, segments = found["records"]["points"], found["segments"]["points"]
     assert [point["records"] for point in records] == list(growth.QUICK.records)
     assert records[2]["log_bytes"] == pytest.approx(4 * records[0]["log_bytes"], rel=0.02)

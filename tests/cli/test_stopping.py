@@ -201,7 +201,7 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
     """
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
-    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "4m", "--execute", "--output", "json"]
+    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "1m", "--execute", "--output", "json"]
     flags += ["--report", str(tmp_path / "page.html")]
     run = start([str(SUBMIT), "--master", "local[2]", str(JOB), *flags], tmp_path)
     wait_for(lambda: list(log_dir.rglob("*.clean")), run)
@@ -232,7 +232,7 @@ def test_spark_submit_stops_on_a_signal(to_group: bool, log_dir: Path, tmp_path:
 def test_a_run_whose_jvm_is_killed_reports_its_progress(log_dir: Path, tmp_path: Path) -> None:
     before = {name: records_of(log_dir / name) for name in ("orders-0", "orders-1")}
     untouched = snapshot(log_dir)
-    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "2m", "--execute", "--master", "local[2]"]
+    flags = ["--log-dirs", str(log_dir), *CONFIG, "--throttle", "1m", "--execute", "--master", "local[2]"]
     run = start([str(KEYTAIL), "compact", *flags, "--output", "json"], tmp_path)
     wait_for(lambda: list(log_dir.rglob("*.clean")), run)
     jvm = jvm_of(run.pid)

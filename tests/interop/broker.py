@@ -24,8 +24,8 @@ from tests.ports import free_ports
 
 CLUSTER_ID = "a2V5dGFpbC1nb2xkZW4tMQ"
 NODE_ID = 1
-START_LIMIT_S = 120.0
-STOP_LIMIT_S = 120.0
+START_LIMIT_S = 300.0
+STOP_LIMIT_S = 300.0
 
 # Brokers of these tests have one replica of each partition, and no background task changes old data.
 PROPERTIES: Mapping[str, str] = {

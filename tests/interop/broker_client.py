@@ -205,7 +205,7 @@ class BrokerClient:
         """Wait until no transaction is open. The coordinator writes the markers of a transaction after its commit has
         returned, and until then a read_committed consumer does not see the transaction.
         """
-        asked, give_up = list(partitions), time.monotonic() + 60
+        asked, give_up = list(partitions), time.monotonic() + 300
         while self.offsets(asked) != (stable := self.offsets(asked, isolation="read_committed")):
             assert time.monotonic() < give_up, f"a transaction remains open; last stable offsets: {stable}"
             time.sleep(0.05)

@@ -17,7 +17,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from tests.chance import SEED
+from tests.chance import SEED, cases
 from tests.interop.kafka import TARGET, Kafka, KafkaError, Opened
 from tests.interop.rounds import Again, Case, Circumstances, Mode, Round, Side
 from tests.interop.traffic import Traffic, random_traffic
@@ -37,10 +37,11 @@ def run_cases(
     again: Again | None = None,
     case_of: Callable[..., Case] = Case,
     configs: Mapping[str, Any] | None = None,
+    enough: Callable[[Counter[str]], object] = lambda seen: True,
     **traffic_options: Any,
 ) -> Counter[str]:
-    """Run `logs` random logs, and return the number of cases by kind. The first difference is shrunk and fails the
-    test.
+    """Run `logs` random logs, and more until `enough` of the cases, and return the number of cases by kind. The first
+    difference is shrunk and fails the test.
 
     `from_inside` lets rounds start and end inside segments: with small maps, and checkpoints at any offset. If `rounds`
     is None, each log has three to five. `case_of` creates the case of each log. `configs` override those that are
@@ -51,7 +52,7 @@ def run_cases(
     keep_going = os.environ.get("KEYTAIL_FUZZ_KEEP_GOING") == "1"  # count the differences by kind, without shrinking
     seen: Counter[str] = Counter()
     started = time.monotonic()
-    for number in range(logs) if only is None else [int(only)]:
+    for number in cases(logs, lambda: enough(seen)) if only is None else [int(only)]:
         rng = random.Random(f"{SEED}-{number}")
         traffic = random_traffic(rng, **traffic_options)
         traffic.configs |= configs or {}
@@ -77,7 +78,7 @@ def run_cases(
             problem.add_note(f"{case.now}; directories and steps.txt in {kept}; shrunk:\n{report}")
             raise
         shutil.rmtree(case.home)
-    seen["logs"] = logs
+        seen["logs"] += 1
     different = [name for name in seen if name.startswith("DIFFERENT")]
     print(f"{dict(sorted(seen.items()))} in {time.monotonic() - started:.1f} s", flush=True)
     assert not different, different

@@ -149,7 +149,7 @@ def _restart_and_clean(reported: Story, broker: Broker, client: BrokerClient) ->
                 later = [(reported.to_ms + 1000 * (round_ + 1), b"last", b"value")]
                 client.produce(f"roll-{round_}", COMPACTED, number, later)
         ends = client.offsets(partitions(COMPACTED))
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while any(_cleaned_to(broker, number) < ends[f"{COMPACTED}-{number}"][1] - 2 for number in range(PARTITIONS)):
             assert time.monotonic() < give_up, "the broker's cleaner did not clean the imported records"
             time.sleep(0.2)

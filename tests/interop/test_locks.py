@@ -65,7 +65,7 @@ def paused_rebuild(log_dir: Path) -> Iterator[list[rebuild.RebuildRow]]:
     thread = threading.Thread(target=lambda: rows.extend(rebuild.rebuild(request, fs)))
     thread.start()
     try:
-        assert fs.reached.wait(timeout=60)
+        assert fs.reached.wait(timeout=300)
         yield rows
     finally:
         fs.continue_.set()
@@ -166,9 +166,9 @@ HOLDER = """
 import subprocess, sys, time
 from keytail.log.lock import hold
 with hold([sys.argv[1]]):
-    child = subprocess.Popen(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "600"])
     print(child.pid, flush=True)
-    time.sleep(60)
+    time.sleep(600)
 """
 
 

@@ -146,7 +146,9 @@ def _choose(rng: random.Random, seen: Story, partition: Partition, facts: Partit
     some = [rng.randint(earliest - 10_000, max(*largest, earliest) + 1000) for _ in range(count)]
     if partition[0] in ("created", "late", DAMAGED):  # a few timestamps are years later: draw times near the others
         some = [THEN - 10_000 + rng.randint(0, 150_000) for _ in range(count)]
-    seen.times[partition] = sorted(max(t, 0) for t in {0, *rng.sample(near, min(len(near), 12)), *some})
+    if partition[0] != DAMAGED:  # there, the answers must differ at the damaged segments
+        near = rng.sample(near, min(len(near), 12))
+    seen.times[partition] = sorted(max(t, 0) for t in {0, *near, *some})
     seen.offsets[partition] = sorted({start, end, *(rng.randint(start, end) for _ in range(count // 3))})
 
 

@@ -94,7 +94,7 @@ class Story:
 
     def wait(self, what: Callable[[ClusterMetadata], bool]) -> None:
         """Read beside the broker until the condition holds; every read must succeed."""
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while not what(self.read_beside()):
             assert time.monotonic() < give_up, self.beside[-1]
             time.sleep(0.02)

@@ -22,7 +22,7 @@ from tests.interop.broker_client import BrokerClient
 from tests.interop.broker_story import start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
-from tests.run.shared import shared_session
+from tests.run.shared import run_stream, shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
 
@@ -70,7 +70,7 @@ def from_stream(spark: Any, broker: Broker, topic: str, level: str, checkpoint: 
     options = {"startingOffsets": "earliest", "includeHeaders": "true", "kafka.isolation.level": level}
     writer = source.options(**options, maxOffsetsPerTrigger=1000).load().writeStream.trigger(availableNow=True)
     writer = writer.foreachBatch(lambda frame, _: found.extend(rows(frame)))
-    assert writer.option("checkpointLocation", str(checkpoint)).start().awaitTermination(120)
+    run_stream(writer.option("checkpointLocation", str(checkpoint)))
     last = max((checkpoint / "offsets").glob("[0-9]*"), key=lambda file: int(file.name))
     found.sort(key=lambda row: (row["topic"], row["partition"], row["offset"]))
     return found, last.read_text().splitlines()[-1]
@@ -79,15 +79,22 @@ def from_stream(spark: Any, broker: Broker, topic: str, level: str, checkpoint: 
 def wait_for_high_watermarks(broker: Broker, client: BrokerClient) -> None:
     """Wait until the broker has written the high watermarks to their checkpoint."""
     partitions = [*((TOPIC, number) for number in range(PARTITIONS)), (BY_BROKER, 0)]
-    path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 60
+    path, give_up = str(broker.log_dirs[0] / "replication-offset-checkpoint"), time.monotonic() + 300
     ends = {name: end for name, (_, end) in client.offsets(partitions).items()}
     while not ends.items() <= {f"{topic}-{n}": end for (topic, n), end in read_offsets(LOCAL, path).items()}.items():
-        assert time.monotonic() < give_up, "the broker did not write the current high watermarks within 60 s"
+        assert time.monotonic() < give_up, "the broker did not write the current high watermarks within 300 s"
         time.sleep(0.02)
 
 
+def clock_after(time_ms: int) -> int:
+    """Wait until the clock is later than this time, and return the clock."""
+    while (now_ms := time.time_ns() // 1_000_000) <= time_ms:
+        time.sleep(0.02)
+    return now_ms
+
+
 def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -> None:
-    rng = random.Random(SEED)
+    rng, of_topic = random.Random(SEED), [(TOPIC, number) for number in range(PARTITIONS)]
     properties = {"log.flush.interval.messages": "1", "replica.high.watermark.checkpoint.interval.ms": "100"}
     broker = Broker(tmp_path / "logs", tmp_path / "work", properties=properties)
     with start_client() as client:
@@ -96,7 +103,7 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             client.create_topic(TOPIC, PARTITIONS, {"cleanup.policy": "compact", "segment.bytes": "1048576"})
             client.create_topic(BY_BROKER, 1, {"message.timestamp.type": "LogAppendTime"})
             traffic(client, rng, 30, "a")
-            between_ms = time.time_ns() // 1_000_000
+            between_ms = clock_after(max(record.timestamp_ms for record in client.consume(of_topic)))
             traffic(client, rng, 30, "b")
             client.transaction("open", "begin", "open", timeout_ms=600_000)
             client.produce("open", TOPIC, 0, [(between_ms, b"key-open", b"x")], transactional_id="open")
@@ -108,7 +115,8 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             uncommitted, committed = (check_same(spark, broker, TOPIC, level) for level in LEVELS)
             assert len(uncommitted) > len(committed) > 0
             assert len(check_same(spark, broker, BY_BROKER, rng.choice(LEVELS), minPartitions=rng.randint(1, 9))) == 3
-            ends = {str(n): rng.randrange(1, 200) for n in range(PARTITIONS)}
+            sizes = client.offsets(of_topic)
+            ends = {str(n): rng.randrange(1, min(sizes[f"{TOPIC}-{n}"][1], 200)) for n in range(PARTITIONS)}
             starts = {str(n): rng.choice([-2, rng.randrange(ends[str(n)])]) for n in range(PARTITIONS)}
             ranges = {"startingOffsets": json.dumps({TOPIC: starts}), "endingOffsets": json.dumps({TOPIC: ends})}
             check_same(spark, broker, TOPIC, rng.choice(LEVELS), **ranges)
@@ -117,7 +125,7 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             other = check_same(spark, broker, TOPIC, "read_uncommitted", endingTimestamp=between_ms + 500)
             assert 0 < len(other) < len(uncommitted)
             client.transaction("open", "abort")
-            client.wait_until_decided([(TOPIC, n) for n in range(PARTITIONS)])
+            client.wait_until_decided(of_topic)
             client.alter_configs(TOPIC, {"segment.ms": "1"})
             for number in range(PARTITIONS):
                 client.produce("close", TOPIC, number, [(between_ms + 10**6, b"key-1", b"in the next segment")])

@@ -313,21 +313,21 @@ def test_rows_that_arrive_during_an_append_are_written_in_the_next_append(
 
     def slow(table: LedgerTable, rows: Any) -> None:
         going.set()
-        may_go.wait(30)
+        may_go.wait(300)
         writes.append(len(rows))
 
     monkeypatch.setattr(LedgerTable, "_write", slow)
     table = LedgerTable(spark, path, "partitions", "one")
     threads = [threading.Thread(target=table.append, args=([{}],)) for _ in range(9)]
     threads[0].start()
-    assert going.wait(30)
+    assert going.wait(300)
     for thread in threads[1:]:
         thread.start()
     while len(table._waiting) < 8:
         time.sleep(0.01)
     may_go.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(300)
     assert writes == [1, 8]
 
 

@@ -8,6 +8,7 @@ module requests it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +51,24 @@ def lend_session(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "local_session", lambda *_, **__: shared_session())
     monkeypatch.setattr(session, "_stop", lambda engine: None)
     monkeypatch.setattr(session, "end_jvm", lambda: None)
+
+
+def run_stream(writer: Any) -> None:
+    """Run a query with the trigger `availableNow` to its end.
+
+    Spark waits at most ten seconds for the process that plans its batches, which is too short on a busy machine: the
+    query is then started again.
+    """
+    from pyspark.errors import StreamingQueryException
+
+    give_up = time.monotonic() + 600
+    while True:
+        try:
+            assert writer.start().awaitTermination(600)
+            return
+        except StreamingQueryException as problem:
+            if "Python worker failed to connect back" not in str(problem) or time.monotonic() > give_up:
+                raise
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from keytail.source.options import parse_options
 from keytail.source.stream import from_json, limited, to_json
 from tests.chance import chance, draws
 from tests.growing_log import GrowingLog
+from tests.run.shared import run_stream
 
 Row = tuple[str, int, int]
 
@@ -390,7 +391,7 @@ def test_a_query_continues_from_its_checkpoint(spark: Any, tmp_path: Path) -> No
         source = source.option("startingOffsets", "earliest").option("columns", "topic,partition,offset").load()
         writer = source.writeStream.option("checkpointLocation", str(tmp_path / "checkpoint"))
         writer = writer.foreachBatch(lambda frame, _: seen.append(sorted(map(tuple, frame.collect()))))
-        assert writer.trigger(availableNow=True).start().awaitTermination(300)
+        run_stream(writer.trigger(availableNow=True))
     assert seen == [rows_of(log, 0, 4), rows_of(log, 4, 7)]
     checkpoint = (tmp_path / "checkpoint" / "offsets" / "1").read_text().splitlines()
     assert json.loads(checkpoint[-1]) == {"t": {"0": 7}}

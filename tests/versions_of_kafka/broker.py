@@ -21,8 +21,8 @@ from tests.interop.kafka import VERSION, broker_class_path
 from tests.ports import free_ports
 from tests.versions_of_kafka import has_zookeeper
 
-ZOOKEEPER_LIMIT_S = 60.0
-SESSION_LIMIT_S = 60.0
+ZOOKEEPER_LIMIT_S = 300.0
+SESSION_LIMIT_S = 300.0
 CONTROLLER_ID = 100  # the id in a cluster of several brokers
 
 

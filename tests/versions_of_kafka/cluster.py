@@ -20,7 +20,7 @@ from tests.ports import free_ports
 from tests.versions_of_kafka import has_zookeeper
 from tests.versions_of_kafka.broker import ClusterBroker, ZooKeeper, ZooKeeperMember, controller_of
 
-LIMIT_S = 90.0
+LIMIT_S = 300.0
 PROPERTIES = {
     "controlled.shutdown.enable": "true",
     "log.segment.delete.delay.ms": "1000",

@@ -21,7 +21,7 @@ from tests.interop.kafka import TARGET, broker_class_path, compiled, compiling, 
 
 HERE = Path(__file__).parent
 OLD_CLIENT = "0.10.2.2"
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 Partitions = Sequence[tuple[str, int]]
 
 

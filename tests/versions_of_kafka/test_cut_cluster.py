@@ -71,7 +71,7 @@ class Load:
         self.done += 1
 
     def wait_for(self, more: int) -> None:
-        wanted, give_up = self.done + more, time.monotonic() + 180
+        wanted, give_up = self.done + more, time.monotonic() + 300
         while self.done < wanted:
             assert self.problem is None, self.problem
             assert time.monotonic() < give_up, "the load makes no progress"
@@ -79,8 +79,11 @@ class Load:
 
 
 def _has_stopped(process: int | None) -> bool:
-    states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process}/task").glob("*/stat")]
-    return set(states) == {"T"}
+    try:
+        texts = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/stat")]
+    except OSError:  # a thread has ended
+        return False
+    return {text.rpartition(")")[2].split()[0] for text in texts} == {"T"}
 
 
 @contextmanager
@@ -88,7 +91,7 @@ def frozen(broker: Broker) -> Iterator[None]:
     process = broker.pid
     os.kill(process, signal.SIGSTOP)
     try:
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while not _has_stopped(process):  # each thread stops when it next runs, or its call to the system ends
             assert time.monotonic() < give_up, "a thread of the broker does not stop"
             time.sleep(0.01)

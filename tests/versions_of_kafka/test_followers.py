@@ -22,7 +22,7 @@ from tests.versions_of_kafka.broker import Follower, ZooKeeperBroker
 __all__ = ["run"]
 pytestmark = [pytest.mark.interop, pytest.mark.soak("test_log_dirs.py: the same checks of the logs of leaders")]
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0
 PROPERTIES = {
     "log.cleaner.enable": "true",
     "log.cleaner.backoff.ms": "200",

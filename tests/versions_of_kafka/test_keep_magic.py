@@ -32,7 +32,7 @@ from tests.versions_of_kafka.consumers import java_records, old_records
 pytestmark = [pytest.mark.interop]
 
 PARTITIONS = 40
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 CLEANING = {"log.cleaner.enable": "true", "log.cleaner.backoff.ms": "50", "log.cleaner.threads": "1"}
 
 

@@ -69,7 +69,7 @@ class Traffic:
     def wait_for(self, times: int) -> None:
         """Wait until all topics have been written to `times` more times."""
         for _ in range(times):
-            assert self._written.acquire(timeout=120), self.failed
+            assert self._written.acquire(timeout=300), self.failed
 
     def _run(self) -> None:
         try:
@@ -95,7 +95,7 @@ class Traffic:
 
 def _wait_for_checkpoints(log_dir: Path) -> None:
     """Wait until the recovery point of every topic is above 0: a preparation ends at the recovery point."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while True:
         path = log_dir / "recovery-point-offset-checkpoint"
         lines = path.read_text().splitlines()[2:] if path.exists() else []

@@ -138,14 +138,14 @@ class Writers:
         while self.written.acquire(blocking=False):
             pass
         for _ in range(times):
-            assert self.written.acquire(timeout=120), self.failed
+            assert self.written.acquire(timeout=300), self.failed
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Write nothing within the block; all transactions but the one on `held` are decided."""
         self._paused.clear()
         self._pause.set()
-        assert self._paused.wait(120), self.failed
+        assert self._paused.wait(300), self.failed
         self._client.wait_until_decided([(topic, 0) for topic in TOPICS if topic != "held"])
         yield
         self._pause.clear()

@@ -86,7 +86,7 @@ def test_a_broker_of_each_version_continues_with_a_compacted_log_dir(version: st
         written = java_records(broker, PARTITIONS, isolation="read_committed")
         for topic in TOPICS:
             client.alter_configs(topic, {**TOPICS[topic], "min.cleanable.dirty.ratio": "0.01"})
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 300
         while any(_cleaned_to(log_dir)[topic] <= cleaned_to[topic] for topic in TOPICS):
             assert time.monotonic() < give_up, f"the broker's cleaner did not continue: {_cleaned_to(log_dir)}"
             time.sleep(0.2)

@@ -87,7 +87,7 @@ def _check(number: int, version: str, path: Path) -> None:
 
 
 def _wait_until_there(paths: list[Path]) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while not all(path.exists() for path in paths):
         assert time.monotonic() < give_up, "the broker did not create the partitions"
         time.sleep(0.05)

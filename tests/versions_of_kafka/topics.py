@@ -52,7 +52,7 @@ def produce(client: BrokerClient, topic: str, time_ms: int, number: int) -> None
 
 def wait_until_served(client: BrokerClient, partitions: Sequence[tuple[str, int]] = PARTITIONS) -> None:
     """Wait until they are served: with ZooKeeper, a broker may be ready before it knows its partitions."""
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 300
     while True:
         try:
             client.wait_until_decided(partitions)

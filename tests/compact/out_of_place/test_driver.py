@@ -157,15 +157,16 @@ def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
     out, whole = tmp_path / "out", tmp_path / "whole"
     before = snapshot(source)
     clock = ("--now", str(int(time.time() * 1000)), "--unsafe-clock")
-    flags = (*CONFIG, *clock, "--execute", "--throttle", "1m", "--output-dir")
-    command = [KEYTAIL, "compact", "--log-dirs", source, *flags]
-    run_of = subprocess.Popen([*map(str, command), str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    give_up = time.monotonic() + 120
+    flags = (*CONFIG, *clock, "--execute", "--output-dir")
+    command = list(map(str, (KEYTAIL, "compact", "--log-dirs", source, *flags)))
+    slowly = [*command, str(out), "--throttle", "100k"]
+    run_of = subprocess.Popen(slowly, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 300
     while not list(out.glob(f"*/{RECORD}")):
         assert time.monotonic() < give_up and run_of.poll() is None
         time.sleep(0.005)
     run_of.send_signal(number)
-    _, errors = run_of.communicate(timeout=120)
+    _, errors = run_of.communicate(timeout=300)
     assert run_of.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), errors
     assert snapshot(source) == before
     assert not (out / "meta.properties").exists()
@@ -174,7 +175,7 @@ def test_a_stopped_run_leaves_the_source_unchanged_and_the_next_run_continues(
         assert not list(out.rglob("*.clean"))
         assert "interrupted by SIGTERM" in errors
     for target in (out, whole):
-        done = subprocess.run([*map(str, command), str(target)], capture_output=True, text=True, check=False)
+        done = subprocess.run([*command, str(target)], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     assert files_of(out) == files_of(whole)
     assert snapshot(source) == before

@@ -77,7 +77,7 @@ def test_the_output_of_the_jvm_of_spark_submit_is_forwarded(
     [passing] = set(threading.enumerate()) - before
     [jvm] = streams
     jvm.write(b"ERROR of a task\n")
-    on_result, last_s = "", time.monotonic() + 60
+    on_result, last_s = "", time.monotonic() + 300
     while not on_result and time.monotonic() < last_s:
         time.sleep(0.02)
         on_result = capfd.readouterr().err
@@ -85,7 +85,7 @@ def test_the_output_of_the_jvm_of_spark_submit_is_forwarded(
     jvm.write(b"java.util.concurrent.RejectedExecutionException\n")
     log.silence()
     jvm.close()
-    passing.join(60)
+    passing.join(300)
     assert not passing.is_alive()
     assert capfd.readouterr().err == ""
 
@@ -94,7 +94,7 @@ def test_the_output_of_a_jvm_that_has_ended_cannot_be_redirected() -> None:
     before = set(threading.enumerate())
     JvmLog().redirect(SimpleNamespace())
     for thread in set(threading.enumerate()) - before:
-        thread.join(60)
+        thread.join(300)
         assert not thread.is_alive()
 
 
