@@ -1,7 +1,7 @@
 """Prints messages on standard error: lines for people or JSON objects for programs, all or only warnings and errors.
 
-Only rows are written to standard output; all other modules print messages with `print_message`. A run continues if
-standard error cannot be written.
+Results are written to standard output. Messages are printed by `print_message`, or by the consoles of `cli/`. A run
+continues if standard error cannot be written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from keytail.errors import slugs_of, visible
 # Matches a word. A number with its unit, and a command in backticks, are one word, with the punctuation around it.
 _WORD = re.compile(r"(?:`[^`\n]*`|\d[\d.,]* (?=(?:ms|min|[dhsB%]|[KMGT]iB)(?!\w))|\S)+")
 _UNKNOWN_COLUMNS = 80
-_HANG = 2  # characters by which a continued line of a terminal is indented further than the line's beginning
+_HANG = 2  # indentation of continuation lines, in characters, relative to the first line
 Level = Literal["detail", "info", "warning", "error"]
 
 
@@ -76,7 +76,7 @@ def print_message(text: str, level: Level = "info", **facts: Any) -> None:
 
 
 def _columns_of(terminal: TextIO) -> int:
-    """Return the width of `terminal` in columns; another standard stream may be a file, or another terminal."""
+    """Return the width of `terminal` in columns (COLUMNS, if set); shutil.get_terminal_size asks standard output."""
     try:
         found = int(os.environ.get("COLUMNS") or os.get_terminal_size(terminal.fileno()).columns)
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def _columns_of(terminal: TextIO) -> int:
 
 def wrapped(text: str, width: int) -> str:
     """Return `text` with line breaks for a terminal: lines end between words, and not within a name, a quantity or a
-    command in backticks. Only a single word may be wider than `width`. Continued lines are indented, so that it is
+    command in backticks. Only a single word may be wider than `width`. Continuation lines are indented, so that it is
     visible where the next message begins."""
     return "\n".join(
         f"\n{indent}".join(divided(line, width, len(indent)))
@@ -170,7 +170,7 @@ class Unfailing:
         return problem
 
     def give_up(self, problem: OSError) -> None:
-        """Discard all further output. The descriptor is redirected, too, because the flush at process exit would
+        """Discard all further output, by redirecting the descriptor, so that the flush at process exit does not
         fail."""
         self._problem = self._problem or problem
         with contextlib.suppress(OSError):

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# Versions of CPython, ascending. Older versions lack features that keytail uses; newer versions may work with new
-# wheels.
+# Versions of CPython, ascending. Older versions lack features that keytail uses; newer versions may work once the
+# dependencies have wheels for them.
 PYTHONS = ("3.11", "3.12", "3.13")
 
-# Releases of Java that Spark 4.2 supports, each with its first usable version. Before 25.0.3 Java's default collector
-# (G1) moves memory that native code holds, which damages compressed data (JDK-8377811).
+# Releases of Java that Spark 4.2 supports, each with its first usable version. In Java 25 before 25.0.3, the default
+# collector (G1) moves memory that native code holds, which damages compressed data (JDK-8377811).
 JAVAS = {17: "17", 21: "21", 25: "25.0.3"}
 OLDEST_JAVA = min(JAVAS)
 

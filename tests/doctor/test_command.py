@@ -247,13 +247,17 @@ def test_hosts_that_differ_are_reported() -> None:
     there = replace(here, host="b", log_dirs={"/x": ("", "No such file or directory")})
     here = replace(here, log_dirs={"/x": ("abc", "7 directories")})
     assert spark_doctor.differences(here, here) == []
-    nothing = "on that host /x has no listing (No such file or directory), on this host 7 directories"
-    assert spark_doctor.differences(here, there) == [nothing]
+    nothing = "the names in /x differ: on that host it has no listing (No such file or directory), on this host 7"
+    assert spark_doctor.differences(here, there) == [f"{nothing} directories"]
     versions = ("keytail 9", *here.versions[1:])
     other = replace(here, python="3.9.1", versions=versions, log_dirs={"/x": ("ab", "7 directories")})
     assert [text.split(",")[0] for text in spark_doctor.differences(here, other)] == [
-        "that host has Python 3.9.1", "that host has keytail 9", "on that host /x has 7 directories"]  # fmt: skip
-    assert spark_doctor.differences(here, replace(here, native=f"fallback, {here.native.split(', ')[1]}")) == []
+        "that host has Python 3.9.1",
+        "that host has keytail 9",
+        "the names in /x differ: on that host it has 7 directories",
+    ]
+    [text] = spark_doctor.differences(here, replace(here, hash_name="blake2b"))
+    assert text == f"that host computes hashes by blake2b, this host by {here.hash_name}"
 
 
 class FailingEngine:

@@ -9,8 +9,9 @@ those of this package without an underscore; all other modules of keytail are pr
     >>> [partition.name for partition in logs.partitions()]
     ['orders-0', 'orders-1', 'users-0']
 
-Methods return the rows of the command of the same name (cli/ROWS.md): a problem of one partition is in `error` of its
-row, and the other partitions have their results. Only `read` and `read_batches` end with the first problem.
+`describe`, `lookup` and `plan` return the rows of the command of the same name (cli/ROWS.md): a problem of one
+partition is in `error` of its row, and the other partitions have their results. Only `read` and `read_batches` end with
+the first problem.
 
 A process that was started as root works as the owner of the log dirs during each call. Warnings are printed on standard
 error.

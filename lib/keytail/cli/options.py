@@ -67,7 +67,7 @@ def panel(title: str | None) -> Callable[..., Any]:
     """Return a function that declares a flag in this panel of the help."""
 
     def flag(usage: str, about: str, kind: Any = None, **more: Any) -> Any:
-        """Declare a flag. `usage` is as in the help: `--map-memory SIZE` (bytes); `kind` is a Literal of the values."""
+        """Declare a flag. `usage` is as in the help, such as `--map-memory SIZE`; `kind` is a Literal of the values."""
         names = [part for part in usage.split() if part.startswith("-")]
         metavar = usage.removeprefix(" ".join(names)).strip()
         if kind is not None:
@@ -129,10 +129,11 @@ Now = Annotated[int | None, run_flag(
     parser=within(0, _LATEST_MS),
 )]
 UnsafeClock = Annotated[bool, safety_flag(
-    "--unsafe-clock", "Allow --execute with a --now more than 60 s from the clock, or with a clock older than the logs."
+    "--unsafe-clock",
+    "Allow --execute with a --now more than 60 s from the clock, and a clock that is behind the newest segment.",
 )]
 Master = Annotated[str | None, run_flag(
-    "--master URL", "Spark master of the session that this command starts. Default: local[*]"
+    "--master URL", "Use Spark with this master. Default: local[*] if the run needs Spark or is long, else no Spark."
 )]
 MapMemory = Annotated[int | None, run_flag(
     "--map-memory SIZE",

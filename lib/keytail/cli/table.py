@@ -21,7 +21,7 @@ _Line = list[tuple[str, str]]  # parts of a line, each with its style
 _STATUS = "status"
 _BETWEEN = "  "  # between two columns
 _INDENT = "    "  # for the lines below a row
-_MAX_PLAIN = 5  # maximum number of rows without anything notable that are printed
+_MAX_PLAIN = 5  # if more rows than this have nothing notable, they are only counted
 _MIN_TEXT = 24  # minimum width, in characters, into which the text of the last column is wrapped
 
 

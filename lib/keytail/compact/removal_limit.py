@@ -38,7 +38,7 @@ def cleaned_to(facts: PartitionFacts) -> int:
 
 
 def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
-    """Return the limit that follows from `cleaned`, the offsets to which replicas have been cleaned by replica name."""
+    """Return the limit that follows from `cleaned`: by name of the replica, the offset to which it was cleaned."""
     if not cleaned:
         return RemovalLimit(None, None)
     replica = min(cleaned, key=lambda name: cleaned[name])
@@ -47,7 +47,7 @@ def lowest_limit(cleaned: Mapping[str, int]) -> RemovalLimit:
 
 def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionFacts) -> RemovalLimit:
     """Return the limit that follows from the replicas that host the partition. Raises Refused if it is unknown how far
-    one of these replicas has been cleaned, or if it has another topic of the same name.
+    one of these replicas has been cleaned, or if one of them has another topic of the same name.
     """
     own = read_topic_id(fs, facts.path)
     cleaned: dict[str, int] = {}
@@ -72,7 +72,7 @@ def removal_limit(fs: FileSystem, replicas: Sequence[Replica], facts: PartitionF
 def report_unhosted(names: Sequence[str]) -> None:
     """Report on standard error the due partitions that none of the given replicas hosts."""
     if names:
-        text = f"no --replica hosts {listed(names)}: their tombstones and markers are removed when the retention ends"
+        text = f"no --replica hosts {listed(names)}: tombstones and markers are removed after delete.retention.ms"
         print_message(f"keytail: {text}", "warning")
 
 

@@ -60,7 +60,7 @@ def show_plan(rows: Sequence[ResultRow], request: Request) -> None:
 
 
 def show_compact(rows: Sequence[ResultRow], request: Request) -> None:
-    """Print no table if nothing was done, is due or failed: each of its lines would be "unchanged"."""
+    """Print no table if nothing was done, is due or failed: each of its lines would be `clean` or `skipped`."""
     if request.repack is not None:
         show_repack(rows, execute=request.execute)
     elif any(row.status not in ("clean", "skipped") for row in rows):

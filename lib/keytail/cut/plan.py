@@ -64,7 +64,7 @@ def _uncertain(joined: Sequence[Joined], solution: Solution, lenient: Solution) 
     if first.problem == "not-distinguished":
         return Refused(
             f"{name}: all transactions have the same epoch, so they cannot be distinguished, and the whole history of "
-            f"the producer would be cut: {effect}",
+            f"the producer would be left out: {effect}",
             remedy="Nothing was written. Take the snapshots while this producer runs no transactions, or let brokers "
             "and clients use version 2 of the transaction protocol (transaction.version=2, clients from 4.0 on)",
             slug="transactions-not-distinguished",

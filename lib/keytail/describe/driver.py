@@ -1,8 +1,8 @@
 """Shows the size of each partition, whether its compaction is due, the reason if it is not due, and its settings with
 their sources.
 
-The command reads listings, checkpoints and index tails, as a plan does, and log data only if records are to be counted.
-It does not use Spark, takes no lock and changes nothing.
+The command reads what a plan reads: listings, checkpoints, index tails, and the end of each log. It reads whole logs
+only if records are to be counted. It does not use Spark, takes no lock and changes nothing.
 """
 
 from __future__ import annotations

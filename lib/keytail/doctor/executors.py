@@ -28,7 +28,7 @@ class Seen:
     host: str
     python: str
     versions: tuple[str, ...]
-    native: str
+    hash_name: str
     log_dirs: Mapping[str, tuple[str, str]]
 
 
@@ -43,7 +43,7 @@ def look(log_dirs: Sequence[str], attempt: str = "") -> Seen:
         host=os.uname().nodename,
         python=platform.python_version(),
         versions=versions,
-        native=f"{native.CHOICE}, {native.HASH_NAME}",
+        hash_name=native.HASH_NAME,
         log_dirs={path: _digest(path) for path in log_dirs},
     )
 
@@ -86,11 +86,11 @@ def differences(here: Seen, there: Seen) -> list[str]:
         found.append(f"that host has Python {there.python}, this host has {here.python}")
     pairs = zip(here.versions, there.versions, strict=True)
     found += [f"that host has {other}, this host has {own}" for own, other in pairs if own != other]
-    if here.native.split(", ")[1:] != there.native.split(", ")[1:]:
-        found.append(f"that host computes hashes by {there.native}, this host by {here.native}")
+    if here.hash_name != there.hash_name:
+        found.append(f"that host computes hashes by {there.hash_name}, this host by {here.hash_name}")
     for path, (digest, listing) in here.log_dirs.items():
         other, other_listing = there.log_dirs[path]
         if other != digest:
             shown = other_listing if other else f"no listing ({other_listing})"
-            found.append(f"on that host {path} has {shown}, on this host {listing}")
+            found.append(f"the names in {path} differ: on that host it has {shown}, on this host {listing}")
     return found

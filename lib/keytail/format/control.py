@@ -1,6 +1,6 @@
 """Decodes the keys and values of control records (BATCH.md, "Control").
 
-Brokers write these records, one per control batch: the end of a transaction, or information about a metadata log's
+Brokers write these records: the end of a transaction, or information about a metadata log's
 leader, snapshot and voters. Invalid data raises ValueError with the reason.
 """
 

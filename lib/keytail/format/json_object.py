@@ -14,5 +14,5 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(found, dict):
-        raise ValueError(f"its JSON is {type(found).__name__}, not an object")
+        raise ValueError("its JSON is not an object")
     return found

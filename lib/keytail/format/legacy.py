@@ -189,7 +189,8 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
     fields = np.frombuffer(raw[start : message + 14].tobytes(), MESSAGE_V1, count=1)[0]
     declared, magic = int(fields["size"]), int(fields["magic"])
     if declared != size - kernels.PREFIX_BYTES:
-        raise ValueError(f"message declares {declared} bytes in a batch of {size}")
+        has_bytes = size - kernels.PREFIX_BYTES
+        raise ValueError(f"message declares {declared} bytes after its size field, but has {has_bytes}")
     attributes = int(fields["attributes"]) & (CODEC_MASK | LOG_APPEND_TIME if magic else CODEC_MASK)
     timestamp_ms = int(fields["timestamp"]) if magic else NO_TIMESTAMP
     codec = attributes & CODEC_MASK
@@ -204,7 +205,7 @@ def _open(raw: np.ndarray, start: int, size: int, limit_bytes: int) -> _Opened:
 
 def _decompress(codec: int, value: memoryview, magic: int, limit_bytes: int) -> Buffer:
     if codec > LZ4:
-        raise ValueError(f"{codec_name(codec)} in a message of magic {magic}")
+        raise ValueError(f"a message of magic {magic} cannot be compressed with {codec_name(codec)}")
     return decompress(codec, value, limit_bytes, skip_header_checksum=magic == 0)
 
 

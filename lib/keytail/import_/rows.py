@@ -85,7 +85,8 @@ class Rows:
 
 
 def unpack(batch: Any) -> Iterator[tuple[int, RecordColumns]]:
-    """Yield the partition number and the records of each run of records with the same partition in an Arrow batch."""
+    """Yield the partition number and the records of each group of consecutive rows of an Arrow batch that have the same
+    partition."""
     partitions = batch.column("partition").to_numpy()
     starts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
     for start, end in pairwise(starts):

@@ -1,6 +1,6 @@
 """Splits columns of records into batches of version 2 and writes them.
 
-There are three steps on the same columns: `check_records` refuses records that do not fit into any batch, so
+There are three steps: `check_records` refuses invalid columns, and records that do not fit into any batch, so
 `write_blocks` makes no checks; `put_headers` writes the 61 bytes in front of each block, which may have been compressed
 in between. The layout is defined in `format/BATCH.md`; section 6 of that page defines where a batch ends.
 
@@ -133,7 +133,8 @@ def check_records(timestamps, keys, values, headers, most_bytes):
 def write_blocks(
     timestamps, keys, values, headers, record_from, base_offset, batch_bytes, batch_records, stop_bytes, target, table
 ):
-    """Write the blocks of the checked records from `record_from` on to `target`; return (next record, bytes, rows).
+    """Write the blocks of the checked records, beginning with record `record_from`, to `target`; return (next record,
+    bytes, rows).
 
     61 bytes are left free in front of each block. No batch begins at or after `stop_bytes`, or without a row in `table`
     (BATCH_TABLE): each batch's row receives position in `target`, size, offsets, timestamps and count; the other fields

@@ -197,7 +197,7 @@ class Ledger:
         except KeytailError:
             raise
         except Exception as problem:
-            raise _cannot("be opened", self.path, problem, "the run was not started") from problem
+            raise _failed("cannot be opened", self.path, problem, "the run was not started") from problem
 
     def begin(self, **run: Any) -> None:
         """Write the intent of the run; `run` has columns of the table `runs`. Raises KeytailError if the row cannot be
@@ -215,7 +215,7 @@ class Ledger:
         try:
             self._tables["runs"].append([{**self._stamp().fields(), "event": event, **columns}])
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, so) from problem
+            raise _failed("cannot be written", self.path, problem, so) from problem
 
     def intend(self, bundle: int, rows: Sequence[ResultRow]) -> None:
         """Write the intents of a bundle. Raises KeytailError if the intents cannot be written: then the bundle must not
@@ -224,7 +224,7 @@ class Ledger:
             stamp = self._stamp()
             self._tables["partitions"].append(partition_fields(stamp, INTENT, bundle, row) for row in rows)
         except Exception as problem:
-            raise _cannot("be written", self.path, problem, "the partition was not started") from problem
+            raise _failed("cannot be written", self.path, problem, "the partition was not started") from problem
 
     def conclude(
         self,
@@ -314,12 +314,12 @@ class Ledger:
             self._tables[table].append(rows)
         except Exception as problem:
             self.lost = True
-            self.on_note(f"{_cannot('be written', self.path, problem, 'the work of the run is complete')}")
+            self.on_note(f"{_failed('cannot be written', self.path, problem, 'the work of the run is complete')}")
 
 
-def _cannot(what: str, path: str, problem: Exception, so: str) -> KeytailError:
+def _failed(what: str, path: str, problem: Exception, so: str) -> KeytailError:
     return KeytailError(
-        f"the ledger cannot {what}: {first_line(problem)}; {so}",
+        f"the ledger {what}: {first_line(problem)}; {so}",
         path=path,
         remedy="Repair the file system of the ledger, give --ledger another folder, or run without --ledger",
         slug="unwritable-ledger",

@@ -68,9 +68,9 @@ def _is_of_a_stop(fs: FileSystem, path: str, offset: int, before: int, following
     written when the broker stopped. `before` and `following` are the base offsets of the segments around the gap.
 
     A broker that stops writes a snapshot at the log end. If the leader removes the next offsets by compaction before
-    the broker starts again, the broker, as a follower, copies a gap from that offset on, and may roll. In that case the
-    segment before the gap was closed later than the snapshot was written, and no producer in the snapshot at
-    `following` has appended from `offset` on.
+    the broker starts again, the log of the broker, as a follower, gets a gap from that offset on, and the broker may
+    roll a segment there. In that case the segment before the gap was closed later than the snapshot was written, and no
+    producer in the snapshot at `following` has appended from `offset` on.
     """
     from keytail.format.producers import parse_snapshot  # noqa: PLC0415 (brings in the kernels, which few plans need)
 

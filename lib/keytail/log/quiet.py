@@ -62,8 +62,8 @@ class QuietFileSystem(PacedFileSystem):
 
 
 def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
-    """Return for each page with some of the `size_bytes` bytes from `position` on whether it is in the page cache (bool
-    array).
+    """Return a bool array: for each page of the range of `size_bytes` bytes at `position`, whether the page is in the
+    page cache.
 
     Pages beyond the end of the file are not cached. All pages count as cached if the system does not report cached
     pages: mincore(2) reports them only to users who may write to the file.
@@ -87,7 +87,7 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
 
 
 def _drop(fd: int, start: int, pages: np.ndarray) -> None:
-    """Drop the pages of a file that `pages` (bool, from byte `start` on) selects from the page cache."""
+    """Drop from the page cache those pages of a file, from byte `start` on, for which `pages` (bool) is true."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], pages, [False])).astype(np.int8)))
     for first, end in edges.reshape(-1, 2):
         length = int(end - first) * PAGE_BYTES

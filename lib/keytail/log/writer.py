@@ -271,7 +271,7 @@ class OutputWriter:
         self._sources.append(source)
 
     def append(self, data: np.ndarray, table: np.ndarray) -> None:
-        """Append batches of the last started source (BATCH_TABLE rows over their bytes), in order."""
+        """Append batches of the last started source, in order: `data` are their bytes, `table` their rows."""
         assert self._current is not None
         while len(table):
             taken = self._current.append(data, table)

@@ -35,7 +35,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PreparedRow(RowOfPartition):
-    """The row of one partition with a preparation. Sizes of segments are sizes of `.log` files."""
+    """The row of one partition with a preparation."""
 
     error: Annotated[ErrorText, "why the preparation cannot be committed, or was not discarded"] = NO_ERROR
     run_id: Annotated[str | None, "id of the run that prepared the partition"] = None
@@ -43,7 +43,7 @@ class PreparedRow(RowOfPartition):
     end_dirty_offset: Annotated[int | None, "offset below which the log was compacted"] = None
     bytes_before: Annotated[int | None, "size of the partition's `.log` files at the time of the preparation"] = None
     bytes_after: Annotated[int | None, "size of the `.log` files after the commit"] = None
-    disk_bytes: Annotated[int | None, "size of the new segments, until they are committed or discarded"] = None
+    disk_bytes: Annotated[int | None, "size of the new files, until they are committed or discarded"] = None
 
 
 _COLUMNS: tuple[Column[PreparedRow], ...] = (

@@ -131,9 +131,9 @@ def _ascending(scope: Scope, base: int, suffix: str, entries: np.ndarray, entry_
 
 
 def check_ends(scope: Scope, entries: Entries, state: np.ndarray, batches: int) -> None:
-    """After a complete walk, add findings about index entries that matched no batch, and about missing entries, except
-    in an active segment without a clean shutdown. `state` is the kernel's state, `batches` the number of batches in the
-    segment.
+    """After a complete walk, add findings about index entries that matched no batch (not in the active segment of a
+    running broker), and about missing entries (not in an active segment without a clean shutdown). `state` is the
+    kernel's state, `batches` the number of batches in the segment.
     """
     base, active = entries.base, scope.is_active(entries.base)
     unmet, largest_timestamp_ms = int(state[columns.INDEX_AT]), int(state[columns.MAX_TIMESTAMP])

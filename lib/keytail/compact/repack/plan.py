@@ -1,5 +1,6 @@
-"""Decides which partitions may be repacked, and up to which offset. Changes no file. Logs are read only from the latest
-producer snapshot on, for the states of transactions, and at their end."""
+"""Decides which partitions may be repacked, and up to which offset. Changes no file. Of the logs, only batch headers at
+the start of segments and at the log end are read, and the batches after the latest producer snapshot, for the states of
+transactions."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from keytail.kernels.audit.entries import (
 )
 from keytail.kernels.jit import kernel
 
-# Differences between the places of one offset, and their counters.
+# Kinds of differences between the places of one offset, and the number of kinds.
 OTHER_CONTROL, OTHER_CONTROL_TYPE, OTHER_KEY, PLACE_KINDS = range(4)
 
 # Differences between two records of one offset and key.

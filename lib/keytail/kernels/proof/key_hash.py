@@ -2,16 +2,16 @@
 
 The bytes of a key are little-endian words of 7 bytes, the last one filled up with zero bytes. Each of the 16 words of a
 block is multiplied by a coefficient of its own, and the products are added; before each further block, the sum is
-multiplied by another coefficient. At the end the length, multiplied by a third coefficient, is added. The hash is two
-such sums, with independent coefficients, each mixed so that its bits can select a slot.
+multiplied by another coefficient. At the end the length, multiplied by a coefficient of its own, is added. The hash is
+two such sums, with independent coefficients, each mixed so that its bits can select a slot.
 
 The probability of a collision: two different keys of the same length differ in a word. Given all other coefficients,
-their sums are equal for one value of that word's coefficient, or for all values if the coefficient of sums is a root of
-a polynomial, which has fewer roots than the key has blocks. Keys of different lengths are equal for one value of the
-length's coefficient. So two different keys of up to 112 bytes (one block) have the same hash with a probability of
-2**-122, and keys of B blocks with at most B**2 times that probability. The probability does not depend on the keys:
-nobody can choose keys that collide, because the secret is drawn later. That any two of a thousand million keys of one
-block collide has a probability of 2**-63.
+their sums are equal for one value of that word's coefficient, or for all values if the coefficient by which sums are
+multiplied is a root of a polynomial, which has fewer roots than the key has blocks. The sums of keys of different
+lengths are equal for one value of the length's coefficient. So two different keys of up to 112 bytes (one block) have
+the same hash with a probability of 2**-122, and keys of B blocks with at most B**2 times that probability. The
+probability does not depend on the keys: nobody can choose keys that collide, because the secret is drawn later. The
+probability that at least two of a thousand million keys of one block collide is 2**-63.
 
 The effect of a collision: the table treats two keys as one, whose latest record is the later one. If another fault has
 removed the latest record of one key, a retained record of the other key hides this. A correct output is refused if a

@@ -144,8 +144,8 @@ def _check_index(position, base, last, index_offsets, index_positions, state):
 
 @register_jitable
 def _ends_with(named, base, last, state):
-    """Return whether `named` is the last offset of the batch, or the offset of its last record. Unknown records are
-    accepted."""
+    """Return whether `named` is the last offset of the batch, or the offset of its last record. If the records were not
+    read, every offset of the batch is accepted."""
     return named == last or (base <= named < last and state[columns.LAST_RECORD] in (named, columns.UNKNOWN))
 
 
@@ -306,7 +306,7 @@ def inspect(window, index_offsets, index_positions, times, time_offsets, rows, e
                 )  # fmt: skip
                 if code != 0:
                     return code
-        # An untrusted header still locates the batch, which is all that an index entry refers to.
+        # An untrusted header still locates the batch, to which entries of the offset index refer.
         rose = max_timestamp > state[columns.MAX_TIMESTAMP]
         if stage == _INDEX:
             code = _check_index(state[columns.POSITION] + p, base, last, index_offsets, index_positions, state)

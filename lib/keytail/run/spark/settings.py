@@ -32,8 +32,9 @@ _LOCAL = {
     "spark.authenticate": "true",
     "spark.log.structuredLogging.enabled": "false",
 }
-# The driver's JVM only distributes ids and collects small cells. With the first compiler tier and the serial collector
-# this JVM starts about 1.5 s sooner (measured on 2 cores), and leaves cores to the Python workers.
+# The driver's JVM processes no records: it sends parameters of tasks to workers and collects small results. With the
+# first compiler tier and the serial collector this JVM starts about 1.5 s sooner (measured on 2 cores), and leaves
+# cores to the Python workers.
 _LOCAL_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _ROWS_JAVA_OPTIONS = "-XX:+UseSerialGC"
 _QUIET_LOGGING = Path(__file__).parents[1] / "log4j2.properties"
