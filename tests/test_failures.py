@@ -6,16 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 FAILING = "tests/draws_that_fail.py"
+# For temporary directories: when pytest ends, it removes the directories of earlier runs, which may take minutes.
+ROOM = tempfile.TemporaryDirectory()
 
 
 def output_of(command: list[str] | str, **environ: str) -> str:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("KEYTAIL_", "PYTEST_"))}
+    kept["PYTEST_DEBUG_TEMPROOT"] = ROOM.name
     done = subprocess.run(
         command, shell=isinstance(command, str), cwd=ROOT, env=kept | environ, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=300, check=False,
