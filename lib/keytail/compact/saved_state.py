@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from keytail.compact.table_memory import zeros
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
-from keytail.kernels.memory import zeros
 from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import CleanFile
 from keytail.values import NotAValue, from_parts, sizes_of, to_parts

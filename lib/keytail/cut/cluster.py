@@ -226,7 +226,7 @@ def _setting(settings: Mapping[str, Values], name: str, problems: list[ErrorText
         remedy = f"Let the topic have {key.allowed}, and take new snapshots; or restore this topic by other means"
         problems.append(refusal(text, slug="invalid-config-value", remedy=remedy))
         value = key.default
-    return int(value)  # type: ignore[arg-type]  # an int
+    return int(value)  # type: ignore[arg-type]  # both settings are numbers
 
 
 def _absent(node_id: int, node: Node | None) -> ErrorText:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keytail.compact.proof.keys import Keys
-from keytail.kernels.memory import TableMemory
+from keytail.compact.table_memory import TableMemory
 from keytail.kernels.proof import table
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_one
 from keytail.kernels.proof.table import FLAGS, KEPT, SLOT_WORDS

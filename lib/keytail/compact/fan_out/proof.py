@@ -23,11 +23,11 @@ from keytail.compact.proof.markers import collect_markers, note_first_data
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import PartOfProof
 from keytail.compact.saved_state import load_state, save_state
+from keytail.compact.table_memory import zeros
 from keytail.compact.task import CleaningTask
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.kernels import fan_out as kernels
-from keytail.kernels.memory import zeros
 from keytail.kernels.proof import table as proof_table
 from keytail.log.fs import FileSystem
 from keytail.log.replacement.replace import CleanFile, GroupOutput

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from keytail.compact.map_phase.key_counts import Counted
+from keytail.compact.table_memory import TableMemory, zeros
 from keytail.kernels import offset_map as kernels
-from keytail.kernels.memory import TableMemory, zeros
 
 SLOT_BYTES = kernels.SLOT.itemsize
 COUNT = np.dtype(np.uint32)

@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import numpy as np
 
+from keytail.compact.table_memory import TableMemory
 from keytail.errors import KeytailError
-from keytail.kernels.memory import TableMemory
 from keytail.kernels.proof import table as kernels
 from keytail.kernels.proof.key_hash import coefficients_of
 from keytail.kernels.proof.state import Notes

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from keytail.kernels.memory import TableMemory, zeros
+from keytail.compact.table_memory import TableMemory, zeros
 
 U64 = np.dtype(np.uint64)
 
