@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from keytail.log.quiet import cached_pages
+from keytail.log.fs import LOCAL
+from keytail.log.quiet import cached_share
 from tests.interop.kafka import Kafka
 
 KEYTAIL = Path(sys.executable).with_name("keytail")
@@ -66,11 +67,6 @@ def drop_from_cache(directory: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def cached_share(path: Path) -> float:
-    with path.open("rb") as file:
-        return float(cached_pages(file.fileno(), 0, path.stat().st_size).mean())
-
-
 def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dict[str, float]:
     """Compact the log in a group with this limit, and return bytes read and written, by all processes of the run."""
     log_bytes = sum(path.stat().st_size for path in log_dir.rglob("*.log"))
@@ -101,7 +97,7 @@ def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dic
             "log_bytes": log_bytes,
             "read_bytes": int(fields["read_bytes"]),
             "written_bytes": int(fields["write_bytes"]),
-            "other_cached": cached_share(other),
+            "other_cached": cached_share(LOCAL, str(other), other.stat().st_size),
         }
 
 

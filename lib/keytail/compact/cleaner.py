@@ -18,19 +18,21 @@ from keytail.compact.map_phase.reading import PhaseClock, active_producers, read
 from keytail.compact.map_phase.survivors import Survivors
 from keytail.compact.plan import segments_between
 from keytail.compact.producers import ActiveProducers
+from keytail.compact.proof.as_written import ProofAsWritten
 from keytail.compact.proof.keys import table_bytes
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSoFar, ProofSpec
 from keytail.compact.saved_state import load_state, save_state
 from keytail.compact.task import CleaningResult, CleaningTask, FannedOut, SavedState, Totals, result_of
 from keytail.compact.write_phase.in_threads import RewriterInThreads
-from keytail.compact.write_phase.passes import Rewrites, rewrite_groups
+from keytail.compact.write_phase.passes import Rewrites, rewrite_groups, scratch_bytes
 from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import Refused
 from keytail.format import names
 from keytail.kernels.native import HASH_NAME
 from keytail.log.fs import FileSystem
 from keytail.log.partition import refuse_changed
+from keytail.log.quiet import cached_share
 from keytail.log.records.chunk import SegmentReader
 from keytail.log.replacement.directory import Directory
 from keytail.log.replacement.freeing import LARGE_BYTES, Freeing
@@ -39,6 +41,9 @@ from keytail.log.transactions import Transactions
 from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 R = TypeVar("R", bound=Rewriter)
+
+# A smaller log is proven when all outputs are finished; so much of a log's beginning shows whether it is cached.
+_EARLY_PROOF_BYTES = 64 << 20
 
 
 def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
@@ -60,18 +65,25 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             key_counts = count_keys(fs, task, reader, survivors)
     _, end = segments_between(task.segments, task.segments[0].base_offset, survivors.end_offset)
     writer = output_writer(fs, task, findings.transactions)
+    keys = survivors.offset_map.used
     made: list[CleanFile] = []
+    early: _EarlyProof | None = None
     try:
         with clock.phase("write"):
             rewriter: Rewrites = _rewriter_of(task, reader, findings, end)
             limit = _pass_limit(task, survivors)
             numbers = (task.first_segment, end)
+            if _proves_early(fs, task, survivors, limit):
+                early = _EarlyProof(fs, task, findings, writer, end, clock)
+            on_rewritten = early.take if early is not None else lambda number: None
             with contextlib.closing(rewriter):
-                stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
+                stop, counts = rewrite_groups(
+                    task, numbers, survivors.end_offset, rewriter, writer, limit, on_rewritten
+                )
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
             groups = writer.finish(task.end_of(stop - 1))
         untouched_records = findings.unread_records + survivors.records_from(end)
-        before = task.saved_state.totals if task.saved_state else Totals(keys=survivors.offset_map.used)
+        before = task.saved_state.totals if task.saved_state else Totals(keys=keys)
         totals = before.and_written(groups, counts, writer.size_bytes, writer.records, writer.splits)
         result = result_of(task, survivors.end_offset, stop, groups, totals, untouched_records)
         result = replace(result, sources=tuple(source for source in rewriter.sources.values() if source.segment < stop))
@@ -83,8 +95,10 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             made.append(known)
         # The proof needs a table as large as the map: only one of them is in memory at a time.
         del survivors, rewriter, findings
+        so_far = None
         with clock.phase("prove"):
-            so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
+            if early is None or not early.passes(groups):
+                so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
         if known is not None and stop < end:
             proof = save_state(fs, task, names.PROOF, so_far)
             made.append(proof)
@@ -95,7 +109,68 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
             with contextlib.suppress(OSError):  # only the first error is reported
                 fs.unlink(os.path.join(task.scratch_path, file.name))
         raise
+    finally:
+        if early is not None:
+            early.close()
     return replace(result, phases_s=clock.seconds, key_counts=key_counts)
+
+
+def _proves_early(fs: FileSystem, task: CleaningTask, survivors: Survivors, limit_bytes: int | None) -> bool:
+    """Return whether sources are proven as soon as they are rewritten: if the map phase, which has read the log, has
+    left less than half of its beginning in the page cache. The map must not be needed in the dirty section, because its
+    memory is then that of the proof's table, and there must be one pass. A preparation removes what it reads from the
+    page cache, and several threads prove faster when all outputs are finished.
+    """
+    if task.threads > 1 or task.is_preparation or task.continues or not survivors.can_forget_map:
+        return False
+    if limit_bytes is not None and scratch_bytes(task) > limit_bytes:
+        return False
+    if sum(segment.log_bytes for segment in task.segments) < _EARLY_PROOF_BYTES:
+        return False
+    first = next(segment for segment in task.segments if segment.log_bytes)
+    return cached_share(fs, task.path(first.base_offset, names.LOG), _EARLY_PROOF_BYTES) < 0.5
+
+
+class _EarlyProof:
+    """Proves sources as soon as they are rewritten. The sources of the clean section, for which the map is needed, are
+    proven when the first of the dirty section is about to be rewritten.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        task: CleaningTask,
+        findings: Findings,
+        writer: OutputWriter,
+        end: int,
+        clock: PhaseClock,
+    ) -> None:
+        self._task, self._clock, self._survivors = task, clock, findings.survivors
+        end_offset, keys = findings.survivors.end_offset, findings.survivors.offset_map.used
+        spec = proof_spec(task, (), findings.producers, end_offset, (0, end), expected_keys=keys)
+        self._proof = ProofAsWritten(fs, spec, writer.outputs)
+        self._waiting: list[int] = []
+
+    def take(self, number: int) -> None:
+        """Prove segment `number`, which has just been rewritten."""
+        self._waiting.append(number)
+        if self._task.end_of(number) >= self._task.first_dirty_offset:
+            self._survivors.forget_map()
+            with self._clock.phase("prove"):
+                self._prove_waiting()
+
+    def passes(self, groups: Sequence[GroupOutput]) -> bool:
+        """Return whether the proof has passed; if not, another proof must find out why."""
+        self._prove_waiting()
+        return self._proof.passes(groups)
+
+    def close(self) -> None:
+        self._proof.close()
+
+    def _prove_waiting(self) -> None:
+        if self._waiting:
+            self._proof.take([self._task.segments[number] for number in self._waiting])
+        self._waiting = []
 
 
 def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:

@@ -20,10 +20,10 @@ from keytail.expire.ages import Age, claimed_age, segment_ends
 from keytail.expire.command import ExpiredSegment, Finding, Reason
 from keytail.format import names
 from keytail.log.checkpoint import read_epochs, update_offset, write_epochs
+from keytail.log.empty_segment import make_empty_segment
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
-from keytail.log.writer import make_empty_segment
 
 HighWatermarkSource = Literal["checkpoint", "log-end"]
 

@@ -19,6 +19,7 @@ from keytail.import_.plan import ImportPlan, ReplicaFacts, producers_at_end, ref
 from keytail.import_.segments import Written
 from keytail.log.checkpoint import read_offsets, update_offset, write_epochs
 from keytail.log.copying import copy_file
+from keytail.log.empty_segment import make_empty_segment
 from keytail.log.fs import FileSystem
 from keytail.log.import_record import ImportRecord
 from keytail.log.lock import refuse_lost
@@ -26,7 +27,6 @@ from keytail.log.partition import PartitionFacts
 from keytail.log.replacement.recover import recover
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, SnapshotFile, commit_group
 from keytail.log.small_file import replace_file
-from keytail.log.writer import make_empty_segment
 
 _ATTEMPT = "driver"
 

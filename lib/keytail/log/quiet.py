@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from keytail.log.fs import FileSystem
 from keytail.log.pace import Pace, PacedFileSystem
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -84,6 +85,17 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
     if status:
         found[:within] = 1
     return (found & 1).astype(bool)
+
+
+def cached_share(fs: FileSystem, path: str, most_bytes: int) -> float:
+    """Return the share of the first `most_bytes` of a file that is in the page cache; 1 for an empty file, and where
+    `cached_pages` cannot tell."""
+    fd = fs.open_read(path)
+    try:
+        size_bytes = min(most_bytes, os.fstat(fd).st_size)
+        return float(cached_pages(fd, 0, size_bytes).mean()) if size_bytes else 1.0
+    finally:
+        fs.close(fd)
 
 
 def _drop(fd: int, start: int, pages: np.ndarray) -> None:

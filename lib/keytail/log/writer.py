@@ -15,14 +15,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from keytail.errors import WRITTEN_TO, KeytailError
 from keytail.format import names
 from keytail.format.index import MAX_RELATIVE_OFFSET
 from keytail.kernels.native import file_digest
 from keytail.log.fs import FileStat, FileSystem
 from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.records.chunk import SegmentReader
-from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
+from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment, UnfinishedOutput
 
 MAX_SEGMENT_BYTES = 2**31 - 1
 WRITEBACK_BYTES = 8 << 20  # after this many bytes of a log, the system begins to write them to the disk
@@ -90,6 +89,10 @@ class SegmentWriter:
     def scratch_bytes(self) -> int:
         """The maximum size of the log and its two indexes if the segment were sealed now, without the `.txnindex`."""
         return self.size_bytes + self._indexer.size_bytes
+
+    def so_far(self) -> UnfinishedOutput:
+        paths = {suffix: self._path_of(suffix) for suffix in (names.LOG, names.INDEX, names.TIME_INDEX)}
+        return UnfinishedOutput(self.base_offset, paths, self.size_bytes, *self._indexer.entries())
 
     def _create(self, suffix: str) -> int:
         path = self._path_of(suffix)
@@ -245,6 +248,15 @@ class OutputWriter:
             return ()
         return tuple(source.base_offset for source in self._sources)
 
+    def outputs(self) -> list[OutputSegment | UnfinishedOutput]:
+        """Return the outputs so far, of which the last is unfinished until `finish` has been called.
+
+        After all batches of a source have been appended, the outputs' bytes up to then do not change any more, except
+        by `drop_group`: batches are only moved to another output if they are of the last started source.
+        """
+        closed: list[OutputSegment | UnfinishedOutput] = [out for _, segments in self._groups for out in segments]
+        return closed if self._current is None else [*closed, self._current.so_far()]
+
     def _path_of(self, base_offset: int) -> Callable[[str], str]:
         def path(suffix: str) -> str:
             name = names.scratch_file(base_offset, self._run_id, self._attempt, suffix)
@@ -377,24 +389,3 @@ class OutputWriter:
             with contextlib.suppress(OSError):  # the file may already have been removed
                 self._fs.unlink(path)
         self._made.clear()
-
-
-def make_empty_segment(fs: FileSystem, partition_path: str, base_offset: int, like: FileStat) -> None:
-    """Create an empty segment, durably, as a broker does when it rolls; replace existing files of that base offset. The
-    `.log` is created last, because a broker that starts removes index files without a log. Raises KeytailError if the
-    segment exists and is not empty."""
-    log_path = os.path.join(partition_path, names.segment_file(base_offset, names.LOG))
-    if fs.exists(log_path) and fs.stat(log_path).size_bytes:
-        raise KeytailError(
-            "a segment that is not empty exists where an empty one is to be created",
-            path=log_path,
-            remedy=WRITTEN_TO,
-            slug="segment-exists",
-        )
-    for suffixes in ((names.INDEX, names.TIME_INDEX), (names.LOG,)):
-        for suffix in suffixes:
-            path = os.path.join(partition_path, names.segment_file(base_offset, suffix))
-            if fs.exists(path):  # left by a run that was stopped here
-                fs.unlink(path)
-            fs.write_file(path, b"", like)
-        fs.fsync_dir(partition_path)

@@ -31,19 +31,24 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a task; the meter of the task reports the current phase."""
+    """Seconds spent in each phase of a task, without the phases within it; the meter of the task reports the current
+    phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._within_s = 0.0  # seconds of the phases that have ended within the current one
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), self._within_s
+        self._within_s = 0.0
         try:
             with meter.during(name):
                 yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            took = time.perf_counter() - start
+            self.seconds[name] = self.seconds.get(name, 0.0) + took - self._within_s
+            self._within_s = before + took
 
 
 def read_log(

@@ -74,12 +74,15 @@ class Survivors:
         return self.bits.nbytes + self.null_bits.nbytes + self.offset_map.slots.nbytes
 
     def forget_map(self) -> None:
-        """Free the map before passes that continue in the dirty section, where the bits decide which records are
-        retained. Keep the map if it was full, or if the dirty section starts inside a segment: the write phase then
-        also needs the map in the dirty section.
-        """
-        if not (self.full or self.starts_inside_segment):
+        """Free the map, where only segments of the dirty section are left to be rewritten, if it can be freed there."""
+        if self.can_forget_map:
             self.offset_map = OffsetMap(0)
+
+    @property
+    def can_forget_map(self) -> bool:
+        """Whether the write phase needs no map in the dirty section, because bits decide there. If the map was full, or
+        the dirty section starts inside a segment, it needs the map there, too."""
+        return not (self.full or self.starts_inside_segment)
 
     def records_from(self, number: int) -> int:
         """Return the number of records in the segments that the map phase read, starting with segment `number`."""

@@ -18,10 +18,11 @@ from keytail.kernels.proof import codes
 from keytail.kernels.proof.checks import close_time_index
 from keytail.kernels.proof.step import end_of_output
 from keytail.log.records.pieces import WHOLE_BLOCK_BYTES
+from keytail.log.replacement.replace import UnfinishedOutput
 from keytail.log.window import Window
 
 if TYPE_CHECKING:
-    from keytail.log.replacement.replace import CleanFile
+    from keytail.log.replacement.replace import CleanFile, OutputSegment
 
 NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 
@@ -29,28 +30,8 @@ NEVER_READ = np.frombuffer(b"\0", dtype=np.uint8)
 def start_output(proof: Proof) -> None:
     """Open the next output."""
     segment, end_offset = proof.waiting.pop(0)
-    files = {file.suffix: file for file in segment.files}
-    log = files[names.LOG]
-    open_checked(proof, proof.output, f"{proof.scratch_path}/{log.name}", log.size_bytes)
-    txn = files.get(names.TXN_INDEX)
-    proof.current = output = Output(
-        segment.base_offset,
-        end_offset,
-        log.size_bytes,
-        np.frombuffer(_read_index(proof, files[names.INDEX]), dtype=np.uint8),
-        np.frombuffer(_read_index(proof, files[names.TIME_INDEX]), dtype=np.uint8),
-        _read_index(proof, txn) if txn is not None else b"",
-        {suffix: f"{proof.scratch_path}/{file.name}" for suffix, file in files.items()},
-    )
-    for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
-        if len(data) > proof.spec.segment_index_bytes:
-            raise KeytailError(
-                f"the index has {len(data)} bytes, more than the {proof.spec.segment_index_bytes} that a broker reads",
-                path=output.paths[suffix],
-                byte_position=proof.spec.segment_index_bytes,
-                remedy=REMEDY,
-                slug="invalid-output-index",
-            )
+    proof.current = output = output_of(proof, segment, end_offset)
+    open_checked(proof, proof.output, output.paths[names.LOG], output.log_bytes)
     state = proof.state.output
     state.number += 1
     state.at = state.is_checked = state.newest_ms = 0
@@ -61,14 +42,53 @@ def start_output(proof: Proof) -> None:
     due.max_timestamp_offset = segment.base_offset
 
 
+def output_of(proof: Proof, segment: OutputSegment | UnfinishedOutput, end_offset: int) -> Output:
+    """Return the output that `segment` describes, with the contents of its indexes. Raises KeytailError if an index has
+    another size than was written, or one that a broker does not read."""
+    if isinstance(segment, UnfinishedOutput):
+        index, time_index, txn_index = segment.index, segment.time_index, b""
+        log_bytes, paths = segment.log_bytes, segment.paths
+    else:
+        files = {file.suffix: file for file in segment.files}
+        index, time_index = _read_index(proof, files[names.INDEX]), _read_index(proof, files[names.TIME_INDEX])
+        txn = files.get(names.TXN_INDEX)
+        txn_index = _read_index(proof, txn) if txn is not None else b""
+        log_bytes = files[names.LOG].size_bytes
+        paths = {suffix: f"{proof.scratch_path}/{file.name}" for suffix, file in files.items()}
+    output = Output(
+        segment.base_offset,
+        end_offset,
+        log_bytes,
+        np.frombuffer(index, dtype=np.uint8),
+        np.frombuffer(time_index, dtype=np.uint8),
+        txn_index,
+        paths,
+    )
+    for suffix, data in ((names.INDEX, output.index), (names.TIME_INDEX, output.time_index)):
+        if len(data) > proof.spec.segment_index_bytes:
+            raise KeytailError(
+                f"the index has {len(data)} bytes, more than the {proof.spec.segment_index_bytes} that a broker reads",
+                path=output.paths[suffix],
+                byte_position=proof.spec.segment_index_bytes,
+                remedy=REMEDY,
+                slug="invalid-output-index",
+            )
+    return output
+
+
 def open_checked(proof: Proof, window: Window, path: str, size_bytes: int) -> None:
     """Open the file in `window`. Raises an error unless the file has the size in the plan or, for an output, the size
     that was written."""
+    check_size(proof, path, size_bytes)
+    window.open(path, size_bytes)
+
+
+def check_size(proof: Proof, path: str, size_bytes: int) -> None:
+    """Raise KeytailError unless the file has this size."""
     found = proof.fs.stat(path).size_bytes
     if found != size_bytes:
         what = f"the file has {found} bytes instead of {size_bytes}"
         raise KeytailError(what, path=path, remedy=REMEDY, slug="file-size-differs")
-    window.open(path, size_bytes)
 
 
 def _read_index(proof: Proof, file: CleanFile) -> bytes:

@@ -88,7 +88,7 @@ def prove(
         if so_far is None:
             last_offset = proof.state.source.last_offset
             for segment in rest:
-                _walk_source(proof, segment, is_present=True)
+                walk_source(proof, segment, is_present=True)
             proof.state.source.last_offset = last_offset
         proof.put_keys()
         if part is None:
@@ -117,7 +117,7 @@ def find_erased(fs: FileSystem, spec: ProofSpec) -> int:
     proof = Proof(fs, spec)
     try:
         for segment in spec.segments:
-            _walk_source(proof, segment, is_present=True)
+            walk_source(proof, segment, is_present=True)
     finally:
         proof.close()
     return proof.bytes_read
@@ -157,7 +157,7 @@ def _prove_groups(proof: Proof) -> None:
         proof.waiting = list(group.outputs)
         start_output(proof)
         for segment in group.sources:
-            _walk_source(proof, segment, is_present=False)
+            walk_source(proof, segment, is_present=False)
         while proof.waiting:
             finish_output(proof)
             start_output(proof)
@@ -167,12 +167,15 @@ def _prove_groups(proof: Proof) -> None:
 def _ends(segments: Sequence[SegmentFacts], groups: Sequence[GroupOutput]) -> list[list[int]]:
     """Return for each output the base offset of the group's next output or, for the last output, of the segment after
     the group's sources."""
-    return [[*(out.base_offset for out in group.segments[1:]), _base_after(segments, group)] for group in groups]
+    return [
+        [*(out.base_offset for out in group.segments[1:]), base_after(segments, group.source_bases[-1])]
+        for group in groups
+    ]
 
 
-def _base_after(segments: Sequence[SegmentFacts], group: GroupOutput) -> int:
-    """Return the base offset of the segment that follows the sources of a group; _NO_LIMIT without one."""
-    at = bisect_right(segments, group.source_bases[-1], key=lambda segment: segment.base_offset)
+def base_after(segments: Sequence[SegmentFacts], base_offset: int) -> int:
+    """Return the base offset of the segment that follows the segment with `base_offset`; _NO_LIMIT without one."""
+    at = bisect_right(segments, base_offset, key=lambda segment: segment.base_offset)
     return segments[at].base_offset if at < len(segments) else _NO_LIMIT
 
 
@@ -198,7 +201,7 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
             raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
         for segment in group.segments:
             base = segment.base_offset
-            if base <= before or base >= _base_after(segments, group):
+            if base <= before or base >= base_after(segments, group.source_bases[-1]):
                 raise KeytailError(
                     f"an output segment has the wrong base offset {base}",
                     path=path,
@@ -213,7 +216,7 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
                 raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
 
 
-def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
+def walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
     """Walk all batches of a source segment and compare them with the outputs.
 
     If `is_present`, the segment has no output yet: its records are only noted, because they justify removals of earlier

@@ -23,7 +23,7 @@ from keytail.log.window import Window
 
 if TYPE_CHECKING:
     from keytail.log.partition import SegmentFacts
-    from keytail.log.replacement.replace import GroupOutput, OutputSegment
+    from keytail.log.replacement.replace import GroupOutput, OutputSegment, UnfinishedOutput
 
 _BLOCK_BYTES = 1 << 20  # Initial room for a decompressed batch; prove.py provides more for larger batches.
 
@@ -178,7 +178,7 @@ class Proof:
         if spec.active_producers is not None:
             self.producers = np.array(spec.active_producers, dtype=np.int64)
         # Remaining outputs, each with the offset at which it must end
-        self.waiting: list[tuple[OutputSegment, int]] = []
+        self.waiting: list[tuple[OutputSegment | UnfinishedOutput, int]] = []
         self.current: Output | None = None
         clean = [segment for segment in spec.segments if segment.base_offset < spec.first_dirty_offset]
         self.file_horizon_ms = _mtime_ms(clean[-1]) - spec.delete_retention_ms if clean else 0

@@ -12,11 +12,11 @@ import os
 
 from keytail.format import names
 from keytail.log.append.closed_log import unclosed_indexes
+from keytail.log.empty_segment import make_empty_segment
 from keytail.log.fs import FileSystem
 from keytail.log.lock import refuse_lost
 from keytail.log.partition import PartitionFacts, SegmentFacts, refuse_changed
 from keytail.log.producers import newest_snapshot
-from keytail.log.writer import make_empty_segment
 
 
 def why_not_closed(fs: FileSystem, facts: PartitionFacts) -> str:

@@ -112,6 +112,10 @@ class SegmentIndexer:
         times = self._state[kernels.TIME_ENTRIES]
         return bool(too_many_offsets or (times and times > self._max_time_entries - 1))
 
+    def entries(self) -> tuple[bytes, bytes]:
+        """Return the bytes of the offset index and the time index so far, without the closing time entry."""
+        return _packed(_joined(self._offsets), OFFSET_ENTRY), _packed(_joined(self._times), TIME_ENTRY)
+
     def close(self) -> tuple[bytes, bytes]:
         """Return the complete `.index` and `.timeindex`, with the closing time entry."""
         times = _joined(self._times)

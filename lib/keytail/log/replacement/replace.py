@@ -39,6 +39,18 @@ class OutputSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class UnfinishedOutput:
+    """An output segment that is still being written: the size of its log so far, and the entries of its indexes so
+    far. `paths` are the scratch files by suffix; those of the indexes do not exist yet."""
+
+    base_offset: int
+    paths: dict[str, str]
+    log_bytes: int
+    index: bytes
+    time_index: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotFile:
     """One finished scratch file that becomes the producer snapshot at `offset`."""
 

@@ -1,0 +1,328 @@
+"""A proof of each source as soon as it is rewritten has the verdict of a proof of finished outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from keytail.compact import cleaner
+from keytail.compact.cleaner import clean_partition
+from keytail.compact.proof import prove as proof
+from keytail.compact.proof.as_written import ProofAsWritten
+from keytail.compact.proof.prove import ProofReport, base_after
+from keytail.compact.proof.state import ProofSpec
+from keytail.compact.task import CleaningTask
+from keytail.compact.write_phase.rewrite import Rewriter
+from keytail.errors import KeytailError
+from keytail.format import names
+from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.replacement.replace import OutputSegment, UnfinishedOutput
+from keytail.log.writer import OutputWriter
+from tests.chance import SEED, cases, chance, draws
+from tests.compact.proof import case as rounds
+from tests.compact.proof import test_legacy, test_prove, test_transactions
+from tests.compact.proof.test_in_parts import change_batches, change_files, changed_files, random_case
+from tests.compact.test_passes import files_of, random_task
+from tests.in_pieces import read_in_pieces
+from tests.interop.conftest import fast_dir  # noqa: F401
+
+
+@dataclass
+class AsWritten:
+    """Proves finished outputs as if they were just being written, and compares the verdict with that of `prove`."""
+
+    rng: random.Random
+    passed: int = 0
+    failed: int = 0
+
+    def prove(self, fs: FileSystem, spec: ProofSpec) -> ProofReport:
+        error, report = None, None
+        try:
+            report = proof.prove(fs, spec)
+        except KeytailError as problem:
+            error = problem
+        passes = self._passes(fs, spec)
+        assert passes == (error is None), f"as written: {passes}, when finished: {error}"
+        self.passed += passes
+        self.failed += not passes
+        if error is not None:
+            raise error
+        assert report is not None
+        return report
+
+    def _passes(self, fs: FileSystem, spec: ProofSpec) -> bool:
+        finished = [output for group in spec.groups for output in group.segments]
+        logs = {path: path.read_bytes() for path in (_path(spec, output, names.LOG) for output in finished)}
+        written = 0
+
+        def outputs() -> list[OutputSegment | UnfinishedOutput]:
+            return _before(spec, finished, logs, written)
+
+        sources = [segment for segment in spec.segments if segment.base_offset < spec.end_offset]
+        walk = ProofAsWritten(fs, replace(spec, groups=()), outputs)
+        try:
+            while sources:
+                n = self.rng.choice([1, 1, 2, 3])
+                rewritten, sources = sources[:n], sources[n:]
+                written = base_after(spec.segments, rewritten[-1].base_offset)
+                walk.take(rewritten)
+            written = _ALL
+            return walk.passes(spec.groups)
+        finally:
+            walk.close()
+            for path, data in logs.items():
+                path.write_bytes(data)
+
+
+_ALL = 2**63
+
+
+def _path(spec: ProofSpec, output: OutputSegment, suffix: str) -> Path:
+    return Path(spec.partition_path) / next(file.name for file in output.files if file.suffix == suffix)
+
+
+def _before(
+    spec: ProofSpec, finished: list[OutputSegment], logs: dict[Path, bytes], offset: int
+) -> list[OutputSegment | UnfinishedOutput]:
+    """Set the outputs to their state when all batches below `offset` had been appended, and return them."""
+    begun = [output for output in finished if output.base_offset < offset] or finished[:1]
+    for output in begun[:-1] if offset < _ALL else begun:
+        path = _path(spec, output, names.LOG)
+        _set_size(path, logs[path], len(logs[path]))
+    if offset == _ALL or not begun:
+        return list(begun)
+    last = begun[-1]
+    path = _path(spec, last, names.LOG)
+    data, at = logs[path], 0
+    while at + 12 <= len(data):
+        base, size = struct.unpack_from(">qi", data, at)
+        if base >= offset:
+            break
+        at += max(size, 0) + 12
+    at = min(at, len(data))
+    _set_size(path, data, at)
+    paths = {suffix: _path(spec, last, suffix) for suffix in (names.LOG, names.INDEX, names.TIME_INDEX)}
+    indexes = (paths[suffix].read_bytes() for suffix in (names.INDEX, names.TIME_INDEX))
+    written = {suffix: str(path) for suffix, path in paths.items()}
+    return [*begun[:-1], UnfinishedOutput(last.base_offset, written, at, *indexes)]
+
+
+def _set_size(path: Path, data: bytes, size_bytes: int) -> None:
+    with path.open("r+b") as file:
+        at = min(file.seek(0, os.SEEK_END), size_bytes)
+        file.truncate(at)
+        file.seek(at)
+        file.write(data[at:size_bytes])
+
+
+@pytest.fixture
+def as_written(monkeypatch: pytest.MonkeyPatch) -> AsWritten:
+    """Prove every case of these tests in both ways."""
+    made = AsWritten(chance())
+    monkeypatch.setattr(test_prove, "prove", made.prove)
+    monkeypatch.setattr(rounds, "prove", made.prove)
+    return made
+
+
+@pytest.mark.parametrize("codec", range(5))
+def test_the_proof_passes_without_a_mutation(codec: int, as_written: AsWritten, tmp_path: Path) -> None:
+    case = test_prove._example(codec, as_written.rng.choice([0, 1]))
+    case.interval = as_written.rng.choice([60, 200])
+    case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("name", test_prove.MUTATIONS)
+def test_every_mutation_is_found(
+    name: str, as_written: AsWritten, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = as_written.rng
+    if rng.random() < 0.2:
+        read_in_pieces(monkeypatch, rng.choice([1, 2, 3]))
+    case = test_prove._example(rng.choice([0, 0, 1, 2, 3, 4]), rng.choice([0, 1]))
+    case.interval = rng.choice([60, 200])
+    test_prove.MUTATIONS[name](case)
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("name", test_legacy.MUTATIONS)
+def test_every_mutation_of_messages_is_found(name: str, as_written: AsWritten, tmp_path: Path) -> None:
+    case = test_legacy._example(as_written.rng.choice([1, 2]))
+    test_legacy.MUTATIONS[name](case)
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("name", test_transactions.MUTATIONS)
+def test_every_mutation_of_transactions_is_found(name: str, as_written: AsWritten, tmp_path: Path) -> None:
+    case = test_transactions._example(as_written.rng.choice([0, 4]))
+    test_transactions.MUTATIONS[name](case)
+    with pytest.raises(KeytailError):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("number", range(draws(120)))
+def test_both_have_the_same_verdict_on_random_changes(
+    number: int, as_written: AsWritten, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_written.rng = rng = random.Random(SEED + number)
+    case = random_case(rng)
+    case.prove(tmp_path)
+    saved, original = [list(output.batches) for output in case.outputs], case.files()
+    for _ in range(4):
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            change_batches(rng, case)
+        files = changed_files(case, original)
+        if rng.random() < 0.3 and files:
+            change_files(rng, files)
+        with monkeypatch.context() as patch, contextlib.suppress(KeytailError):
+            patch.setattr(case, "files", lambda files=files: files)
+            case.prove(tmp_path)
+        for output, batches in zip(case.outputs, saved, strict=True):
+            output.batches = list(batches)
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no log seem to be in the page cache when it is rewritten."""
+    monkeypatch.setattr(cleaner, "_EARLY_PROOF_BYTES", 0)
+    monkeypatch.setattr(cleaner, "cached_share", lambda *_: 0.0)
+
+
+@pytest.fixture
+def proofs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list to which each proof of a cleaning adds its kind."""
+    found: list[str] = []
+    passes, prove = ProofAsWritten.passes, cleaner.prove
+
+    def as_written(self: ProofAsWritten, *given: object) -> bool:
+        found.append("as written")
+        return passes(self, *given)
+
+    monkeypatch.setattr(ProofAsWritten, "passes", as_written)
+    monkeypatch.setattr(cleaner, "prove", lambda *given: found.append("finished") or prove(*given))
+    return found
+
+
+def test_a_task_writes_the_same_whenever_its_sources_are_proven(
+    uncached: None,
+    proofs: list[str],
+    fast_dir: Path,  # noqa: F811
+) -> None:
+    rng, early = chance(), 0
+    for number in cases(draws(60), lambda: early >= 5):
+        task = random_task(rng, str(fast_dir / f"{number}" / "t-0"), rng.choice(["kafka", "measured", "measured"]))
+        shutil.copytree(fast_dir / f"{number}" / "t-0", fast_dir / f"{number}" / "other")
+        other = replace(task, partition_path=str(fast_dir / f"{number}" / "other"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cleaner, "cached_share", lambda *_: 1.0)
+            expected = clean_partition(LOCAL, other)
+        assert proofs == ["finished"]
+        proofs.clear()
+        result = clean_partition(LOCAL, task)
+        assert proofs in (["as written"], ["finished"]), "a proof as written fails, and the other one passes"
+        early += proofs == ["as written"]
+        proofs.clear()
+        assert replace(result, phases_s={}) == replace(expected, phases_s={})
+        assert files_of(task.partition_path) == files_of(other.partition_path)
+
+
+def a_task(rng: random.Random, path: Path, is_right: Callable[[CleaningTask], bool]) -> CleaningTask:
+    """Return a random task for which `is_right` is true, and that is proven as it is written."""
+    while True:
+        shutil.rmtree(path, ignore_errors=True)
+        task = replace(random_task(rng, str(path), "measured"), map_max_entries=None)
+        if is_right(task) and task.first_dirty_offset in [segment.base_offset for segment in task.segments]:
+            return task
+
+
+def test_a_violation_is_reported_by_the_proof_of_the_finished_outputs(
+    uncached: None, proofs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, append = chance(), OutputWriter.append
+
+    def lose_one(self: OutputWriter, data: object, table: object) -> None:
+        if not lost:
+            lost.append(table[0]["base_offset"])
+            data, table = data[int(table[0]["size_bytes"]) :], table[1:]
+        if len(table):
+            append(self, data, table)
+
+    monkeypatch.setattr(OutputWriter, "append", lose_one)
+    for _ in cases(5, lambda: proofs):
+        lost: list[int] = []
+        task = a_task(rng, tmp_path / "t-0", lambda task: True)
+        proofs.clear()
+        with contextlib.suppress(KeytailError):
+            clean_partition(LOCAL, task)
+            continue  # the lost batch was an empty one, or nothing was written
+        assert proofs == ["as written", "finished"]
+        assert not list((tmp_path / "t-0").glob("*.clean"))
+
+
+def test_the_clean_section_is_proven_after_the_map_is_freed(
+    uncached: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map and the table of the proof are not in memory at the same time."""
+    events: list[tuple[str, int]] = []
+    rewrite, take = Rewriter.rewrite, ProofAsWritten.take
+    survivors = {}
+
+    def rewriting(self: Rewriter, path: str, segment, number: int, writer) -> None:
+        survivors["last"] = self._survivors
+        events.append(("rewrite", segment.base_offset))
+        rewrite(self, path, segment, number, writer)
+
+    def taking(self: ProofAsWritten, sources) -> None:
+        assert survivors["last"].offset_map.used == 0, "the map is still in memory"
+        events.extend(("prove", source.base_offset) for source in sources)
+        take(self, sources)
+
+    monkeypatch.setattr(Rewriter, "rewrite", rewriting)
+    monkeypatch.setattr(ProofAsWritten, "take", taking)
+    task = a_task(
+        chance(),
+        tmp_path / "t-0",
+        lambda task: task.segments[1].base_offset < task.first_dirty_offset < task.segments[-2].base_offset,
+    )
+    result = clean_partition(LOCAL, task)
+    assert result.keys > 0
+    bases = [segment.base_offset for segment in task.segments if segment.base_offset < result.end_offset]
+    clean = [base for base in bases if base < task.first_dirty_offset]
+    dirty = bases[len(clean) :]
+    expected = [("rewrite", base) for base in clean] + [("prove", base) for base in clean]
+    expected += [(what, base) for base in dirty for what in ("rewrite", "prove")]
+    assert events == expected
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_a_log_is_proven_as_written_if_it_is_not_in_the_page_cache(
+    is_cached: bool, proofs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cleaner, "_EARLY_PROOF_BYTES", 1)
+    find = cleaner.findings_of
+
+    def and_drop(*given):
+        found = find(*given)
+        for segment in task.segments:
+            with open(task.path(segment.base_offset, names.LOG), "rb") as file:
+                os.fsync(file.fileno())
+                file.read() if is_cached else os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return found
+
+    monkeypatch.setattr(cleaner, "findings_of", and_drop)
+    path = Path("/var/tmp") / f"keytail-as-written-{os.getpid()}"  # /tmp may be in memory: nothing can be dropped there
+    try:
+        task = a_task(chance(), path / "t-0", lambda task: task.segments[0].log_bytes > 0)
+        clean_partition(LOCAL, task)
+        assert proofs == (["finished"] if is_cached else ["as written"])
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
