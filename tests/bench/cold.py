@@ -67,7 +67,7 @@ def drop_from_cache(directory: Path) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dict[str, float]:
+def compact(log_dir: Path, other: Path, limit_bytes: int, cores: int, *, quiet: bool) -> dict[str, float]:
     """Compact the log in a group with this limit, and return bytes read and written, by all processes of the run."""
     log_bytes = sum(path.stat().st_size for path in log_dir.rglob("*.log"))
     drop_from_cache(log_dir)
@@ -81,6 +81,7 @@ def compact(log_dir: Path, other: Path, limit_bytes: int, *, quiet: bool) -> dic
         def enter() -> None:
             if procs is not None:
                 procs.write_text(str(os.getpid()))
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:cores])
 
         subprocess.run(["cat", other], stdout=subprocess.DEVNULL, check=True, preexec_fn=enter)
         # This Python process starts the command and prints the counters, which include those of ended children.
@@ -107,6 +108,7 @@ def main() -> None:
     parser.add_argument("--limits", default=",".join(map(str, _LIMITS_MIB)), metavar="MIB,...", help="0: no limit")
     parser.add_argument("--codec", default="none")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), metavar="N")
+    parser.add_argument("--cores", type=int, default=2, metavar="N", help="a partition gets a thread for each core")
     parser.add_argument("--prepare", action="store_true", help="prepare, as beside a running broker")
     parser.add_argument("--dir", type=Path, help="folder for the log and its copy: on a disk, and not in memory")
     options = parser.parse_args()
@@ -118,7 +120,7 @@ def main() -> None:
         other.write_bytes(os.urandom(256 << 20))
         for limit_mib in map(int, options.limits.split(",")):
             shutil.copytree(home / "source", home / "copy")
-            figures = compact(home / "copy", other, limit_mib << 20, quiet=options.prepare)
+            figures = compact(home / "copy", other, limit_mib << 20, options.cores, quiet=options.prepare)
             shutil.rmtree(home / "copy")
             times = figures["read_bytes"] / figures["log_bytes"]
             print(json.dumps(figures | {"reads_of_the_log": round(times, 2)}), flush=True)

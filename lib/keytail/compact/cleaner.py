@@ -42,7 +42,8 @@ from keytail.log.writer import MAX_SEGMENT_BYTES, Limits, OutputWriter
 
 R = TypeVar("R", bound=Rewriter)
 
-# A smaller log is proven when all outputs are finished; so much of a log's beginning shows whether it is cached.
+# A smaller log is proven when all outputs are finished. A larger log is proven in parts of this size, and the first one
+# shows whether the log is in the page cache.
 _EARLY_PROOF_BYTES = 64 << 20
 
 
@@ -70,16 +71,13 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
     early: _EarlyProof | None = None
     try:
         with clock.phase("write"):
-            rewriter: Rewrites = _rewriter_of(task, reader, findings, end)
             limit = _pass_limit(task, survivors)
-            numbers = (task.first_segment, end)
             if _proves_early(fs, task, survivors, limit):
                 early = _EarlyProof(fs, task, findings, writer, end, clock)
-            on_rewritten = early.take if early is not None else lambda number: None
+            rewriter: Rewrites = _rewriter_of(task, reader, findings, end, early)
+            numbers = (task.first_segment, end)
             with contextlib.closing(rewriter):
-                stop, counts = rewrite_groups(
-                    task, numbers, survivors.end_offset, rewriter, writer, limit, on_rewritten
-                )
+                stop, counts = rewrite_groups(task, numbers, survivors.end_offset, rewriter, writer, limit)
             refuse_keyless(task, rewriter.counts.keyless, rewriter.counts.first_keyless_offset)
             groups = writer.finish(task.end_of(stop - 1))
         untouched_records = findings.unread_records + survivors.records_from(end)
@@ -133,7 +131,7 @@ def _proves_early(fs: FileSystem, task: CleaningTask, survivors: Survivors, limi
 
 class _EarlyProof:
     """Proves sources as soon as they are rewritten. The sources of the clean section, for which the map is needed, are
-    proven when the first of the dirty section is about to be rewritten.
+    proven when the first of the dirty section has been rewritten.
     """
 
     def __init__(
@@ -145,32 +143,41 @@ class _EarlyProof:
         end: int,
         clock: PhaseClock,
     ) -> None:
-        self._task, self._clock, self._survivors = task, clock, findings.survivors
+        self._task, self._clock, self._writer, self._survivors = task, clock, writer, findings.survivors
         end_offset, keys = findings.survivors.end_offset, findings.survivors.offset_map.used
         spec = proof_spec(task, (), findings.producers, end_offset, (0, end), expected_keys=keys)
         self._proof = ProofAsWritten(fs, spec, writer.outputs)
-        self._waiting: list[int] = []
+        self._next, self._end = 0, end  # the first segment that is not proven to its end, and the last one
+        self._end_bytes = 0  # the part of segment `_next` that is proven
 
-    def take(self, number: int) -> None:
-        """Prove segment `number`, which has just been rewritten."""
-        self._waiting.append(number)
-        if self._task.end_of(number) >= self._task.first_dirty_offset:
+    def take(self, number: int, end_bytes: int) -> None:
+        """Prove what is not proven yet of the segments up to byte `end_bytes` of segment `number`, which has just been
+        rewritten; nothing, if it is little or in the clean section."""
+        segment = self._task.segments[number]
+        is_end = end_bytes == segment.log_bytes
+        if self._task.end_of(number) <= self._task.first_dirty_offset:
+            return
+        # A part may be proven before the rest is rewritten if it will not be moved to another output.
+        is_late = end_bytes - (self._end_bytes if number == self._next else 0) >= _EARLY_PROOF_BYTES
+        fits = self._writer.current_bytes + segment.log_bytes - end_bytes <= self._task.config.segment_bytes
+        if is_end or (is_late and fits):
             self._survivors.forget_map()
             with self._clock.phase("prove"):
-                self._prove_waiting()
+                self._prove(number, end_bytes)
 
     def passes(self, groups: Sequence[GroupOutput]) -> bool:
         """Return whether the proof has passed; if not, another proof must find out why."""
-        self._prove_waiting()
+        if self._next < self._end:
+            self._prove(self._end - 1, self._task.segments[self._end - 1].log_bytes)
         return self._proof.passes(groups)
 
     def close(self) -> None:
         self._proof.close()
 
-    def _prove_waiting(self) -> None:
-        if self._waiting:
-            self._proof.take([self._task.segments[number] for number in self._waiting])
-        self._waiting = []
+    def _prove(self, number: int, end_bytes: int) -> None:
+        self._proof.take(self._task.segments[self._next : number + 1], end_bytes)
+        is_end = end_bytes == self._task.segments[number].log_bytes
+        self._next, self._end_bytes = (number + 1, 0) if is_end else (number, end_bytes)
 
 
 def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:
@@ -277,10 +284,15 @@ def make_rewriter(
     )
 
 
-def _rewriter_of(task: CleaningTask, reader: SegmentReader, findings: Findings, end: int) -> Rewrites:
+def _rewriter_of(
+    task: CleaningTask, reader: SegmentReader, findings: Findings, end: int, early: _EarlyProof | None
+) -> Rewrites:
     """Return the rewriter of the segments with numbers below `end`, with as many threads as the task has."""
     if task.threads == 1:
-        return make_rewriter(task, reader, findings)
+        rewriter: Rewriter = make_rewriter(task, reader, findings)
+        if early is not None:
+            rewriter.on_rewritten = early.take
+        return rewriter
     rewriters: list[Rewriter] = [make_rewriter(task, reader.another(), findings) for _ in range(task.threads)]
     return RewriterInThreads(task, rewriters, findings.survivors.spans, end)
 

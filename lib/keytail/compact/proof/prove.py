@@ -88,7 +88,7 @@ def prove(
         if so_far is None:
             last_offset = proof.state.source.last_offset
             for segment in rest:
-                walk_source(proof, segment, is_present=True)
+                _walk_source(proof, segment, is_present=True)
             proof.state.source.last_offset = last_offset
         proof.put_keys()
         if part is None:
@@ -117,7 +117,7 @@ def find_erased(fs: FileSystem, spec: ProofSpec) -> int:
     proof = Proof(fs, spec)
     try:
         for segment in spec.segments:
-            walk_source(proof, segment, is_present=True)
+            _walk_source(proof, segment, is_present=True)
     finally:
         proof.close()
     return proof.bytes_read
@@ -129,7 +129,7 @@ def _prove_in_threads(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
     keys = Keys(max(spec.memory_bytes, MIN_MEMORY_BYTES), spec.secret)
     keys.expect(spec.expected_keys)
     try:
-        sums = prove_in_parts(fs, spec, groups_of(spec), keys, _walk)
+        sums = prove_in_parts(fs, spec, groups_of(spec), keys, walk)
         if sums is None or keys.first_unjustified()[0] >= 0:
             return None
         batches, batches_kept, records, records_kept = sums
@@ -157,7 +157,7 @@ def _prove_groups(proof: Proof) -> None:
         proof.waiting = list(group.outputs)
         start_output(proof)
         for segment in group.sources:
-            walk_source(proof, segment, is_present=False)
+            _walk_source(proof, segment, is_present=False)
         while proof.waiting:
             finish_output(proof)
             start_output(proof)
@@ -216,20 +216,24 @@ def check_groups(spec: ProofSpec, own: Sequence[SegmentFacts]) -> None:
                 raise KeytailError(what, path=path, remedy=REMEDY, slug="invalid-output-segments")
 
 
-def walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
+def _walk_source(proof: Proof, segment: SegmentFacts, *, is_present: bool) -> None:
     """Walk all batches of a source segment and compare them with the outputs.
 
     If `is_present`, the segment has no output yet: its records are only noted, because they justify removals of earlier
     records. After an erasure, its keys are checked.
     """
-    open_checked(
-        proof, proof.source, f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}", segment.log_bytes
-    )
+    open_source(proof, segment)
+    walk(proof, is_present=is_present)
+
+
+def open_source(proof: Proof, segment: SegmentFacts) -> None:
+    """Open a source at its start."""
+    path = f"{proof.path}/{names.segment_file(segment.base_offset, names.LOG)}"
+    open_checked(proof, proof.source, path, segment.log_bytes)
     proof.start_source(segment)
-    _walk(proof, is_present=is_present)
 
 
-def _walk(proof: Proof, stopped: Callable[[], bool] = lambda: False, *, is_present: bool = False) -> None:
+def walk(proof: Proof, stopped: Callable[[], bool] = lambda: False, *, is_present: bool = False) -> None:
     """Walk the rest of the open source, until its end or until `stopped()` is true."""
     code = codes.PASSED
     while code != codes.SOURCE_DONE and not stopped():

@@ -7,7 +7,7 @@ becomes the first output of the next pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -99,10 +99,8 @@ def rewrite_groups(
     rewriter: Rewrites,
     writer: OutputWriter,
     limit_bytes: int | None,
-    on_rewritten: Callable[[int], object] = lambda number: None,
 ) -> tuple[int, Counts]:
-    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping. `on_rewritten` is
-    called with the number of each segment whose batches have been appended.
+    """Rewrite segments `numbers[0]` .. `numbers[1]`, ascending, into outputs by the task's grouping.
 
     Returns the number of the segment before which the pass ended for lack of space, or `numbers[1]`, and the counts of
     the segments before that number.
@@ -132,7 +130,6 @@ def rewrite_groups(
         else:
             writer.start_source(source)
         rewriter.rewrite(task.partition_path, segment, number, writer)
-        on_rewritten(number)
     return numbers[1], rewriter.counts
 
 

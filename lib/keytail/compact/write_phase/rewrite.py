@@ -9,7 +9,7 @@ all records are retained.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,6 +107,8 @@ class Rewriter:
         # The counts of source segments, by number; if a segment is rewritten again, its new counts replace the old
         # ones.
         self.sources: dict[int, SourceCounts] = {}
+        # Called after each chunk with the number of its segment and the byte position of its end.
+        self.on_rewritten: Callable[[int, int], object] = lambda number, end_bytes: None
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
@@ -138,6 +140,7 @@ class Rewriter:
             self.rewrite_chunk(chunk, number, records, batches, self.is_old(segment), writer)
             records += int(chunk.table["record_count"].sum())
             batches += len(chunk.table)
+            self.on_rewritten(number, chunk.position + len(chunk.raw))
         self.sources[number] = self.sources[number]._replace(records=records - first_record)
         self.counts.records_read += records - first_record
         self.take_counts()
