@@ -25,6 +25,7 @@ from keytail.compact.write_phase.rewrite import Rewriter
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import LOCAL, FileSystem
+from keytail.log.index.indexer import SegmentIndexer
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
 from keytail.log.replacement.replace import OutputSegment, UnfinishedOutput
@@ -275,6 +276,26 @@ def test_batches_that_are_moved_to_another_output_after_their_proof_are_proven_a
     task = task_of(tmp_path / "t-0", segments, 0, config={"segment_bytes": 5 * len(batches[0])})
     result = clean_partition(LOCAL, replace(task, max_scratch_bytes=None, grouping="measured"))
     assert [group.source_bases for group in result.groups] == [(0,), (2,)]
+    assert proofs == ["as written", "finished"]
+
+
+def test_an_index_that_was_changed_after_its_entries_were_proven_is_found(
+    uncached: None, proofs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = SegmentIndexer.close
+
+    def change_first_entry(self: SegmentIndexer) -> tuple[bytes, bytes]:
+        index, time_index = close(self)
+        return bytes([index[0] ^ 1]) + index[1:], time_index
+
+    monkeypatch.setattr(SegmentIndexer, "close", change_first_entry)
+    batches = [encode_batch([rec(offset, b"%d" % offset)]) for offset in range(6)]
+    task = task_of(
+        tmp_path / "t-0", [batches, [encode_batch([rec(6, b"z")])]], 0,
+        config={"segment_bytes": 10**6, "index_interval_bytes": 1},
+    )  # fmt: skip
+    with pytest.raises(KeytailError, match="offset index entry"):
+        clean_partition(LOCAL, replace(task, max_scratch_bytes=None))
     assert proofs == ["as written", "finished"]
 
 
