@@ -157,7 +157,7 @@ def test_a_petabyte_is_the_product_of_measurements_and_assumptions() -> None:
     assert measured.checkpoint_s == pytest.approx(0.0055)
     text = petabyte.tables(measured, assumed)
     assert "| 10 | 16.7 h |" in text, "a million GB at 6 s each on a hundred cores"
-    assert "| 94.4 h |" in text, "3.4 PB at 10 GB/s"
+    assert "| 61.1 h |" in text, "2.2 PB at 10 GB/s"
     assert "listing all partitions, one after the other | 3 min" in text
     assert "python <it> --json growth.json" in text
 

@@ -41,13 +41,14 @@ class PhaseClock:
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start, before = time.perf_counter(), self._within_s
+        self.seconds.setdefault(name, 0.0)  # phases are shown in the order in which they began
         self._within_s = 0.0
         try:
             with meter.during(name):
                 yield
         finally:
             took = time.perf_counter() - start
-            self.seconds[name] = self.seconds.get(name, 0.0) + took - self._within_s
+            self.seconds[name] += took - self._within_s
             self._within_s = before + took
 
 
