@@ -122,7 +122,7 @@ def _walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int,
             end = (at[at.index(position) + 1 :] or [segment.log_bytes])[0]
             stop: Any = replace(_NOWHERE, source=number, source_position=end)
             part = _Part(group, found[-1] if found else None, stop)
-            found.append(in_parts._prove(walker, part, proof._walk, lambda: False))
+            found.append(in_parts._prove(walker, part, proof.walk, lambda: False))
     except (KeytailError, _OneWalk):
         pass
     finally:

@@ -16,10 +16,10 @@ from keytail.format.producers import encode_snapshot
 from keytail.log.append.partition_log import PartitionLog
 from keytail.log.append.roll_closed import roll, why_not_closed
 from keytail.log.append.rolling import AppendConfig
+from keytail.log.empty_segment import make_empty_segment
 from keytail.log.fs import LOCAL, FileSystem
 from keytail.log.one_partition import survey
 from keytail.log.partition import PartitionFacts
-from keytail.log.writer import make_empty_segment
 from tests.chance import chance, draws
 from tests.reference.batches import Rec, encode_batch, encode_marker
 
