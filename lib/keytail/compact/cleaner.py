@@ -147,7 +147,7 @@ class _EarlyProof:
         end_offset, keys = findings.survivors.end_offset, findings.survivors.offset_map.used
         spec = proof_spec(task, (), findings.producers, end_offset, (0, end), expected_keys=keys)
         self._proof = ProofAsWritten(fs, spec, writer.outputs)
-        self._next, self._end = 0, end  # the first segment that is not proven to its end, and the last one
+        self._next, self._end = 0, end  # the first segment that is not proven to its end, and the one after the last
         self._end_bytes = 0  # the part of segment `_next` that is proven
 
     def take(self, number: int, end_bytes: int) -> None:
@@ -161,7 +161,6 @@ class _EarlyProof:
         is_late = end_bytes - (self._end_bytes if number == self._next else 0) >= _EARLY_PROOF_BYTES
         fits = self._writer.current_bytes + segment.log_bytes - end_bytes <= self._task.config.segment_bytes
         if is_end or (is_late and fits):
-            self._survivors.forget_map()
             with self._clock.phase("prove"):
                 self._prove(number, end_bytes)
 
@@ -175,6 +174,7 @@ class _EarlyProof:
         self._proof.close()
 
     def _prove(self, number: int, end_bytes: int) -> None:
+        self._survivors.forget_map()  # the table of the proof is as large
         self._proof.take(self._task.segments[self._next : number + 1], end_bytes)
         is_end = end_bytes == self._task.segments[number].log_bytes
         self._next, self._end_bytes = (number + 1, 0) if is_end else (number, end_bytes)
