@@ -73,7 +73,7 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
         with clock.phase("write"):
             limit = _pass_limit(task, survivors)
             if _proves_early(fs, task, survivors, limit):
-                early = _EarlyProof(fs, task, findings, writer, end, clock)
+                early, limit = _EarlyProof(fs, task, findings, writer, end, clock), None
             rewriter: Rewrites = _rewriter_of(task, reader, findings, end, early)
             numbers = (task.first_segment, end)
             with contextlib.closing(rewriter):
@@ -95,7 +95,11 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
         del survivors, rewriter, findings
         so_far = None
         with clock.phase("prove"):
-            if early is None or not early.passes(groups):
+            is_proven = early is not None and early.passes(groups)
+            if early is not None:
+                early.close()
+                early = None
+            if not is_proven:
                 so_far = _prove(fs, task, result, producers, (task.first_segment, stop))
         if known is not None and stop < end:
             proof = save_state(fs, task, names.PROOF, so_far)
@@ -106,22 +110,23 @@ def clean_partition(fs: FileSystem, task: CleaningTask) -> CleaningResult:
         for file in made:
             with contextlib.suppress(OSError):  # only the first error is reported
                 fs.unlink(os.path.join(task.scratch_path, file.name))
-        raise
-    finally:
         if early is not None:
             early.close()
+        raise
     return replace(result, phases_s=clock.seconds, key_counts=key_counts)
 
 
 def _proves_early(fs: FileSystem, task: CleaningTask, survivors: Survivors, limit_bytes: int | None) -> bool:
     """Return whether sources are proven as soon as they are rewritten: if the map phase, which has read the log, has
     left less than half of its beginning in the page cache. The map must not be needed in the dirty section, because its
-    memory is then that of the proof's table, and there must be one pass. A preparation removes what it reads from the
-    page cache, and several threads prove faster when all outputs are finished.
+    memory is then that of the proof's table, and all outputs must fit into one pass of `limit_bytes` (a source that is
+    moved to another output is there twice for a moment). A preparation removes what it reads from the page cache, and
+    several threads prove faster when all outputs are finished.
     """
     if task.threads > 1 or task.is_preparation or task.continues or not survivors.can_forget_map:
         return False
-    if limit_bytes is not None and scratch_bytes(task) > limit_bytes:
+    largest_bytes = max(segment.log_bytes for segment in task.segments)
+    if limit_bytes is not None and scratch_bytes(task) + largest_bytes > limit_bytes:
         return False
     if sum(segment.log_bytes for segment in task.segments) < _EARLY_PROOF_BYTES:
         return False
@@ -148,19 +153,19 @@ class _EarlyProof:
         spec = proof_spec(task, (), findings.producers, end_offset, (0, end), expected_keys=keys)
         self._proof = ProofAsWritten(fs, spec, writer.outputs)
         self._next, self._end = 0, end  # the first segment that is not proven to its end, and the one after the last
-        self._end_bytes = 0  # the part of segment `_next` that is proven
+        self._waiting_bytes = 0  # bytes that are rewritten and not proven
+        self._at = (0, 0)  # the segment and the position in it up to which bytes are counted
 
     def take(self, number: int, end_bytes: int) -> None:
         """Prove what is not proven yet of the segments up to byte `end_bytes` of segment `number`, which has just been
-        rewritten; nothing, if it is little or in the clean section."""
+        rewritten: nothing, as long as it is little or in the clean section, or may be moved to another output."""
         segment = self._task.segments[number]
-        is_end = end_bytes == segment.log_bytes
-        if self._task.end_of(number) <= self._task.first_dirty_offset:
+        self._waiting_bytes += end_bytes - (self._at[1] if self._at[0] == number else 0)
+        self._at = (number, end_bytes)
+        if self._task.end_of(number) <= self._task.first_dirty_offset or self._waiting_bytes < _EARLY_PROOF_BYTES:
             return
-        # A part may be proven before the rest is rewritten if it will not be moved to another output.
-        is_late = end_bytes - (self._end_bytes if number == self._next else 0) >= _EARLY_PROOF_BYTES
         fits = self._writer.current_bytes + segment.log_bytes - end_bytes <= self._task.config.segment_bytes
-        if is_end or (is_late and fits):
+        if fits or end_bytes == segment.log_bytes or not self._writer.may_move_source:
             with self._clock.phase("prove"):
                 self._prove(number, end_bytes)
 
@@ -176,8 +181,8 @@ class _EarlyProof:
     def _prove(self, number: int, end_bytes: int) -> None:
         self._survivors.forget_map()  # the table of the proof is as large
         self._proof.take(self._task.segments[self._next : number + 1], end_bytes)
-        is_end = end_bytes == self._task.segments[number].log_bytes
-        self._next, self._end_bytes = (number + 1, 0) if is_end else (number, end_bytes)
+        self._next = number + (end_bytes == self._task.segments[number].log_bytes)
+        self._waiting_bytes = 0
 
 
 def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:

@@ -89,11 +89,13 @@ def cached_pages(fd: int, position: int, size_bytes: int) -> np.ndarray:
 
 def cached_share(fs: FileSystem, path: str, most_bytes: int) -> float:
     """Return the share of the first `most_bytes` of a file that is in the page cache; 1 for an empty file, and where
-    `cached_pages` cannot tell."""
+    the system does not tell, as on file systems whose files cannot be mapped."""
     fd = fs.open_read(path)
     try:
         size_bytes = min(most_bytes, os.fstat(fd).st_size)
         return float(cached_pages(fd, 0, size_bytes).mean()) if size_bytes else 1.0
+    except (OSError, ValueError):  # ValueError: the file became shorter
+        return 1.0
     finally:
         fs.close(fd)
 

@@ -237,6 +237,12 @@ class OutputWriter:
         return self._current.size_bytes if self._current else 0
 
     @property
+    def may_move_source(self) -> bool:
+        """Whether the batches of the last started source are moved to another output if the current one becomes full.
+        """
+        return self._mark is not None
+
+    @property
     def complete_groups(self) -> int:
         """The number of groups that are complete: nothing will be added to them."""
         return len(self._groups) - self._shares_source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,11 +32,12 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a task, without the phases within it; the meter of the task reports the current
-    phase."""
+    """Seconds spent in each phase of a task, without the phases within it. The meter of the task reports the outermost
+    phase: progress would not be legible if it alternated between phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._depth = 0
         self._within_s = 0.0  # seconds of the phases that have ended within the current one
 
     @contextmanager
@@ -43,10 +45,12 @@ class PhaseClock:
         start, before = time.perf_counter(), self._within_s
         self.seconds.setdefault(name, 0.0)  # phases are shown in the order in which they began
         self._within_s = 0.0
+        self._depth += 1
         try:
-            with meter.during(name):
+            with meter.during(name) if self._depth == 1 else contextlib.nullcontext():
                 yield
         finally:
+            self._depth -= 1
             took = time.perf_counter() - start
             self.seconds[name] += took - self._within_s
             self._within_s = before + took

@@ -6,7 +6,7 @@ as far as it has been written. If proven batches are moved to another output (Ou
 entries that were checked in memory are not those of the file, the proof fails.
 
 A violation is not reported here: the caller then proves everything again with `prove`, and only that proof reports
-errors.
+errors. The KeytailErrors of this module are therefore not shown.
 """
 
 from __future__ import annotations
@@ -40,74 +40,86 @@ class ProofAsWritten:
 
     def __init__(self, fs: FileSystem, spec: ProofSpec, outputs: Outputs) -> None:
         self._spec, self._outputs = spec, outputs
-        self._proof = Proof(fs, spec)
+        self._proof: Proof | None = Proof(fs, spec)  # None: the proof has failed, and its memory is free
         self._sources: list[SegmentFacts] = []  # those that have been opened
-        self.has_failed = False
 
     def take(self, sources: Sequence[SegmentFacts], end_bytes: int) -> None:
         """Prove the next sources, unless something has failed; the last of them only up to byte position `end_bytes`,
         where a batch ends. The next call begins with that source, if it is not proven to its end."""
-        self._unless_failed(lambda: self._walk(sources, end_bytes))
+        self._unless_failed(lambda proof: self._walk(proof, sources, end_bytes))
 
     def passes(self, groups: Sequence[GroupOutput]) -> bool:
         """Return whether all outputs, which are finished and are those of `groups`, may replace the sources."""
-        self._unless_failed(lambda: self._finish(groups))
-        return not self.has_failed
+        self._unless_failed(lambda proof: self._finish(proof, groups))
+        return self._proof is not None
 
     def close(self) -> None:
-        self._proof.close()
+        """End the threads of the proof, and free its memory."""
+        proof, self._proof = self._proof, None
+        if proof is not None:
+            proof.close()
 
-    def _unless_failed(self, prove: Callable[[], None]) -> None:
-        if self.has_failed:
+    def _unless_failed(self, prove: Callable[[Proof], None]) -> None:
+        if self._proof is None:
             return
         try:
-            prove()
+            prove(self._proof)
         except KeytailError:
-            self.has_failed = True
+            self.close()
 
-    def _walk(self, sources: Sequence[SegmentFacts], end_bytes: int) -> None:
-        proof = self._proof
-        self._look_at_outputs(sources[-1])
+    def _walk(self, proof: Proof, sources: Sequence[SegmentFacts], end_bytes: int) -> None:
+        self._look_at_outputs(proof, sources[-1])
         if proof.current is None:
             start_output(proof)
         for source in sources:
             if source not in self._sources[-1:]:
+                self._check_end(proof)
                 self._sources.append(source)
                 open_source(proof, source)
             proof.source.size_bytes = end_bytes if source is sources[-1] else source.log_bytes
             walk(proof)
+            if proof.state.source.last_offset >= base_after(self._spec.segments, source.base_offset):
+                raise KeytailError("a batch ends above the next segment's base offset", path=proof.source.path)
 
-    def _finish(self, groups: Sequence[GroupOutput]) -> None:
+    def _check_end(self, proof: Proof) -> None:
+        """Raise KeytailError unless the last source that was opened has been walked to its end."""
+        if self._sources and proof.source.size_bytes != self._sources[-1].log_bytes:
+            raise KeytailError("a source was not proven to its end", path=proof.source.path)
+
+    def _finish(self, proof: Proof, groups: Sequence[GroupOutput]) -> None:
         check_groups(replace(self._spec, groups=groups), self._sources)
-        self._look_at_outputs(self._sources[-1])
-        finish_output(self._proof)
-        while self._proof.waiting:
-            start_output(self._proof)
-            finish_output(self._proof)
-        self._proof.put_keys()
-        refuse_unjustified(
-            self._proof.fs, self._proof.path, self._spec.segments, *self._proof.keys.first_unjustified()
-        )
+        self._check_end(proof)
+        self._look_at_outputs(proof, self._sources[-1])
+        finish_output(proof)
+        while proof.waiting:
+            start_output(proof)
+            finish_output(proof)
+        proof.put_keys()
+        refuse_unjustified(proof.fs, proof.path, self._spec.segments, *proof.keys.first_unjustified())
 
-    def _look_at_outputs(self, last_source: SegmentFacts) -> None:
+    def _look_at_outputs(self, proof: Proof, last_source: SegmentFacts) -> None:
         """Set the outputs that follow the current one, and set how far the current output has been written."""
-        proof, outputs = self._proof, list(self._outputs())
+        outputs = list(self._outputs())
         end = base_after(self._spec.segments, last_source.base_offset)
         ends = [*(output.base_offset for output in outputs[1:]), end]
-        number = int(proof.state.output.number)
-        proof.waiting = list(zip(outputs, ends, strict=True))[number + 1 :]
+        state = proof.state.output
+        proof.waiting = list(zip(outputs, ends, strict=True))[int(state.number) + 1 :]
         if proof.current is None:
             return
-        before, now = proof.current, output_of(proof, outputs[number], ends[number])
-        checked = int(proof.state.indexes.index_at), int(proof.state.indexes.time_at)
-        is_same = np.array_equal(before.index[: checked[0]], now.index[: checked[0]])
-        is_same = is_same and np.array_equal(before.time_index[: checked[1]], now.time_index[: checked[1]])
-        # If an output becomes too large, the batches of its last source are moved to another output.
-        is_same = is_same and now.log_bytes >= proof.output.position + int(proof.state.output.at)
-        if not is_same or before.paths[names.LOG] != now.paths[names.LOG]:
+        before, now = proof.current, output_of(proof, outputs[int(state.number)], ends[int(state.number)])
+        entries, times = int(proof.state.indexes.index_at), int(proof.state.indexes.time_at)
+        is_same = (
+            before.paths[names.LOG] == now.paths[names.LOG]
+            and np.array_equal(before.index[:entries], now.index[:entries])
+            and np.array_equal(before.time_index[:times], now.time_index[:times])
+            # If an output becomes too large, the batches of its last source are moved to another output.
+            and now.log_bytes >= proof.output.position + int(state.at)
+            and int(state.last_offset) < now.end_offset
+        )
+        if not is_same:
             path = now.paths[names.LOG]
             raise KeytailError("an output was changed after it had been proven", path=path, remedy=REMEDY)
         check_size(proof, now.paths[names.LOG], now.log_bytes)
         proof.current = now
         proof.output.size_bytes = now.log_bytes
-        proof.state.output.next_base = now.end_offset
+        state.next_base = now.end_offset
