@@ -309,9 +309,9 @@ def test_an_index_that_was_changed_after_its_entries_were_proven_is_found(
 def prove_written(
     monkeypatch: pytest.MonkeyPatch, path: Path, case: rounds.Case, first_bytes: int, seen: list[int]
 ) -> tuple[bool, str]:
-    """Prove the outputs of a case in two parts, of which the first ends at byte `first_bytes` of the first source;
-    `seen` are the numbers of outputs that have begun then, and later. Return whether the proof passes, and the error of
-    the proof of finished outputs.
+    """Prove the outputs of a case in two parts, of which the first ends at byte `first_bytes` of the first source, or
+    in one part if that is 0; `seen` are the numbers of outputs that have begun at the end of each part. Return whether
+    the proof passes, and the error of the proof of finished outputs.
     """
     answer: list[tuple[bool, str]] = []
 
@@ -334,7 +334,8 @@ def prove_written(
 
         walk = ProofAsWritten(fs, replace(spec, groups=()), outputs)
         sources = [source for source in spec.segments if source.base_offset < spec.end_offset]
-        walk.take(sources[:1], first_bytes)
+        if first_bytes:
+            walk.take(sources[:1], first_bytes)
         begun = seen[1]
         walk.take(sources, sources[-1].log_bytes)
         answer.append((walk.passes(spec.groups), error))
@@ -371,7 +372,7 @@ def test_a_source_with_a_batch_above_the_next_segment_is_found(tmp_path: Path, m
         segments = [Segment(base, log, 0, 0, rounds.NOW) for base, log in zip((0, 5), logs, strict=True)]
         case = rounds.Case([*segments, ends], first_dirty=0, segment_bytes=1)
         case.groups = [((0,), [rounds.Output(0, [first], [])]), ((5,), [rounds.Output(5, [second], [])])]
-        passes, error = prove_written(monkeypatch, tmp_path / str(is_late), case, len(logs[0]), [2, 2])
+        passes, error = prove_written(monkeypatch, tmp_path / str(is_late), case, 0, [2, 2])
         assert passes is not is_late and bool(error) is is_late
 
 
