@@ -255,10 +255,10 @@ class OutputWriter:
         return tuple(source.base_offset for source in self._sources)
 
     def outputs(self) -> list[OutputSegment | UnfinishedOutput]:
-        """Return the outputs so far, of which the last is unfinished until `finish` has been called.
+        """Return the outputs so far; the last one is unfinished until `finish` has been called.
 
-        After all batches of a source have been appended, the outputs' bytes up to then do not change any more, except
-        by `drop_group`: batches are only moved to another output if they are of the last started source.
+        Once all batches of a source have been appended, only `drop_group` changes the bytes written so far: batches are
+        moved to another output only if they are of the last started source.
         """
         closed: list[OutputSegment | UnfinishedOutput] = [out for _, segments in self._groups for out in segments]
         return closed if self._current is None else [*closed, self._current.so_far()]

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 
 class PhaseClock:
-    """Seconds spent in each phase of a task, without the phases within it. The meter of the task reports the outermost
-    phase: progress would not be legible if it alternated between phases."""
+    """Seconds spent in each phase of a task, not counting the phases within it. The meter of the task reports the
+    outermost phase, so that the progress that is shown does not alternate between phases."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -5,8 +5,8 @@ log is read from the disk twice, by the map phase and by the write phase, and no
 as far as it has been written. If proven batches are moved to another output (OutputWriter.outputs), or if the index
 entries that were checked in memory are not those of the file, the proof fails.
 
-A violation is not reported here: the caller then proves everything again with `prove`, and only that proof reports
-errors. The KeytailErrors of this module are therefore not shown.
+Violations are not reported here: the caller then proves everything again with `prove`, and only that proof reports
+errors. The KeytailErrors that this module raises are therefore never shown.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Outputs = Callable[[], "Sequence[OutputSegment | UnfinishedOutput]"]
 class ProofAsWritten:
     """The proof of one pass that rewrites all segments below the end offset of `spec`, whose groups are not known yet.
 
-    `outputs` returns the outputs so far. Call `take` with all sources, in ascending order, when their batches have been
-    appended, and no later ones; at the end, call `passes`, and in any case `close`.
+    `outputs` returns the outputs so far. Call `take` for all sources, in ascending order, before batches of later
+    sources are appended; at the end, call `passes`, and in any case `close`.
     """
 
     def __init__(self, fs: FileSystem, spec: ProofSpec, outputs: Outputs) -> None:
