@@ -6,7 +6,7 @@ as far as it has been written. If proven batches are moved to another output (Ou
 entries that were checked in memory are not those of the file, the proof fails.
 
 Violations are not reported here: the caller then proves everything again with `prove`, and only that proof reports
-errors. The KeytailErrors that this module raises are therefore never shown.
+errors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from keytail.compact.proof.output import check_size, finish_output, output_of, start_output
 from keytail.compact.proof.prove import base_after, check_groups, open_source, refuse_unjustified, walk
-from keytail.compact.proof.state import REMEDY, Proof, ProofSpec
+from keytail.compact.proof.state import Proof, ProofSpec
 from keytail.errors import KeytailError
 from keytail.format import names
 from keytail.log.fs import FileSystem
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from keytail.log.replacement.replace import GroupOutput, OutputSegment, UnfinishedOutput
 
 Outputs = Callable[[], "Sequence[OutputSegment | UnfinishedOutput]"]
+
+
+class _Violation(Exception):
+    """A violation that only this proof looks for."""
 
 
 class ProofAsWritten:
@@ -64,7 +68,7 @@ class ProofAsWritten:
             return
         try:
             prove(self._proof)
-        except KeytailError:
+        except (KeytailError, _Violation):
             self.close()
 
     def _walk(self, proof: Proof, sources: Sequence[SegmentFacts], end_bytes: int) -> None:
@@ -79,12 +83,12 @@ class ProofAsWritten:
             proof.source.size_bytes = end_bytes if source is sources[-1] else source.log_bytes
             walk(proof)
             if proof.state.source.last_offset >= base_after(self._spec.segments, source.base_offset):
-                raise KeytailError("a batch ends above the next segment's base offset", path=proof.source.path)
+                raise _Violation("a batch ends above the next segment's base offset")
 
     def _check_end(self, proof: Proof) -> None:
-        """Raise KeytailError unless the last source that was opened has been walked to its end."""
+        """Raise _Violation unless the last source that was opened has been walked to its end."""
         if self._sources and proof.source.size_bytes != self._sources[-1].log_bytes:
-            raise KeytailError("a source was not proven to its end", path=proof.source.path)
+            raise _Violation("a source was not proven to its end")
 
     def _finish(self, proof: Proof, groups: Sequence[GroupOutput]) -> None:
         check_groups(replace(self._spec, groups=groups), self._sources)
@@ -117,8 +121,7 @@ class ProofAsWritten:
             and int(state.last_offset) < now.end_offset
         )
         if not is_same:
-            path = now.paths[names.LOG]
-            raise KeytailError("an output was changed after it had been proven", path=path, remedy=REMEDY)
+            raise _Violation("an output was changed after it had been proven")
         check_size(proof, now.paths[names.LOG], now.log_bytes)
         proof.current = now
         proof.output.size_bytes = now.log_bytes
