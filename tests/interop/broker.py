@@ -66,11 +66,13 @@ _LINE = re.compile(r"^\d\d:\d\d:\d\d\.\d{3} \[(?P<thread>.*?)\] (?P<level>[A-Z]+
 
 
 class LogLine(NamedTuple):
-    """One message in the broker's log."""
+    """One message in the broker's log. `exception` is the line after it, if that is not a message: the exception that
+    was logged with it."""
 
     level: str
     logger: str
     text: str
+    exception: str = ""
 
 
 class Broker:
@@ -177,8 +179,13 @@ class Broker:
         with self.log_file.open("rb") as log:
             log.seek(self._started_at)
             text = log.read().decode(errors="replace")
-        matches = (_LINE.match(line) for line in text.splitlines())
-        return [LogLine(match["level"], match["logger"], match["text"]) for match in matches if match]
+        found: list[LogLine] = []
+        for line in text.splitlines():
+            if match := _LINE.match(line):
+                found.append(LogLine(match["level"], match["logger"], match["text"]))
+            elif found and not found[-1].exception:
+                found[-1] = found[-1]._replace(exception=line)
+        return found
 
     def __enter__(self) -> Broker:
         self.start()

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TypeVar
 
 from keytail.compact.map_phase.hottest_keys import count_keys
@@ -153,16 +154,15 @@ class _EarlyProof:
         spec = proof_spec(task, (), findings.producers, end_offset, (0, end), expected_keys=keys)
         self._proof = ProofAsWritten(fs, spec, writer.outputs)
         self._next, self._end = 0, end  # the first segment that is not proven to its end, and the one after the last
-        self._waiting_bytes = 0  # bytes that are rewritten and not proven
-        self._at = (0, 0)  # the segment and the position in it up to which bytes are counted
+        self._starts = [0, *accumulate(segment.log_bytes for segment in task.segments)]  # byte of the log, by segment
+        self._proven_bytes = 0
 
     def take(self, number: int, end_bytes: int) -> None:
         """Prove what is not proven yet of the segments up to byte `end_bytes` of segment `number`, which has just been
         rewritten: nothing, as long as it is little or in the clean section, or may be moved to another output."""
         segment = self._task.segments[number]
-        self._waiting_bytes += end_bytes - (self._at[1] if self._at[0] == number else 0)
-        self._at = (number, end_bytes)
-        if self._task.end_of(number) <= self._task.first_dirty_offset or self._waiting_bytes < _EARLY_PROOF_BYTES:
+        waiting_bytes = self._starts[number] + end_bytes - self._proven_bytes
+        if self._task.end_of(number) <= self._task.first_dirty_offset or waiting_bytes < _EARLY_PROOF_BYTES:
             return
         fits = self._writer.current_bytes + segment.log_bytes - end_bytes <= self._task.config.segment_bytes
         if fits or end_bytes == segment.log_bytes or not self._writer.may_move_source:
@@ -182,7 +182,7 @@ class _EarlyProof:
         self._survivors.forget_map()  # the table of the proof is as large
         self._proof.take(self._task.segments[self._next : number + 1], end_bytes)
         self._next = number + (end_bytes == self._task.segments[number].log_bytes)
-        self._waiting_bytes = 0
+        self._proven_bytes = self._starts[number] + end_bytes
 
 
 def next_pass(task: CleaningTask, result: CleaningResult) -> CleaningTask:

@@ -91,6 +91,7 @@ class SegmentWriter:
         return self.size_bytes + self._indexer.size_bytes
 
     def so_far(self) -> UnfinishedOutput:
+        """Return what has been appended so far."""
         paths = {suffix: self._path_of(suffix) for suffix in (names.LOG, names.INDEX, names.TIME_INDEX)}
         return UnfinishedOutput(self.base_offset, paths, self.size_bytes, *self._indexer.entries())
 

@@ -34,7 +34,7 @@ from keytail.log.writer import OutputWriter
 from tests.chance import SEED, cases, chance, draws
 from tests.compact.proof import case as rounds
 from tests.compact.proof import test_legacy, test_prove, test_transactions
-from tests.compact.proof.test_in_parts import change_batches, change_files, changed_files, random_case
+from tests.compact.proof.test_in_parts import prove_random_changes, random_case
 from tests.compact.test_passes import files_of, random_task, rec, run_passes, task_of
 from tests.in_pieces import read_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
@@ -200,18 +200,7 @@ def test_both_have_the_same_verdict_on_random_changes(
     as_written.rng = rng = random.Random(SEED + number)
     case = random_case(rng)
     case.prove(tmp_path)
-    saved, original = [list(output.batches) for output in case.outputs], case.files()
-    for _ in range(4):
-        for _ in range(rng.choice([0, 1, 1, 2])):
-            change_batches(rng, case)
-        files = changed_files(case, original)
-        if rng.random() < 0.3 and files:
-            change_files(rng, files)
-        with monkeypatch.context() as patch, contextlib.suppress(KeytailError):
-            patch.setattr(case, "files", lambda files=files: files)
-            case.prove(tmp_path)
-        for output, batches in zip(case.outputs, saved, strict=True):
-            output.batches = list(batches)
+    prove_random_changes(rng, case, tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -163,6 +163,24 @@ def change_files(rng: random.Random, files: dict[tuple[int, str], bytes]) -> Non
     files[name] = bytes(data)
 
 
+def prove_random_changes(
+    rng: random.Random, case: rounds.Case, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prove a case four times, each time with other random changes of its outputs."""
+    saved, original = [list(output.batches) for output in case.outputs], case.files()
+    for _ in range(4):
+        for _ in range(rng.choice([0, 1, 1, 2])):
+            change_batches(rng, case)
+        files = changed_files(case, original)
+        if rng.random() < 0.3 and files:
+            change_files(rng, files)
+        with monkeypatch.context() as patch, contextlib.suppress(KeytailError):
+            patch.setattr(case, "files", lambda files=files: files)
+            case.prove(directory)
+        for output, batches in zip(case.outputs, saved, strict=True):
+            output.batches = list(batches)
+
+
 @pytest.mark.parametrize("number", range(draws(120)))
 def test_parts_and_one_walk_have_the_same_verdict_on_random_changes(
     number: int, parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -174,15 +192,4 @@ def test_parts_and_one_walk_have_the_same_verdict_on_random_changes(
     case = random_case(rng)
     case.prove(tmp_path)
     assert parts.agreed or not case.groups
-    saved, original = [list(output.batches) for output in case.outputs], case.files()
-    for _ in range(4):
-        for _ in range(rng.choice([0, 1, 1, 2])):
-            change_batches(rng, case)
-        files = changed_files(case, original)
-        if rng.random() < 0.3 and files:
-            change_files(rng, files)
-        with monkeypatch.context() as patch, contextlib.suppress(KeytailError):
-            patch.setattr(case, "files", lambda files=files: files)
-            case.prove(tmp_path)
-        for output, batches in zip(case.outputs, saved, strict=True):
-            output.batches = list(batches)
+    prove_random_changes(rng, case, tmp_path, monkeypatch)

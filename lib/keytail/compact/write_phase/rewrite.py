@@ -74,11 +74,9 @@ class Rewriter:
         first_dirty_offset: int,
         file_horizon_ms: int,
     ) -> None:
-        self._reader = reader
-        self._scanner = RecordScanner()
+        self._reader, self._scanner = reader, RecordScanner()
         self._survivors = survivors
-        self._transactions = transactions
-        self._producers = producers
+        self._transactions, self._producers = transactions, producers
         self._facts = np.zeros(row_kernels.FACTS, np.int64)
         self._facts[row_kernels.LATEST_OFFSET] = survivors.latest_offset
         self._facts[row_kernels.FIRST_DIRTY] = first_dirty_offset
@@ -104,11 +102,10 @@ class Rewriter:
         self._rebuilt = np.empty(1 << 10, block_kernels.REBUILT)
         self._counters = np.zeros(4, np.int64)
         self.counts = Counts()
-        # The counts of source segments, by number; if a segment is rewritten again, its new counts replace the old
-        # ones.
+        # The counts of source segments, by number; those of a segment that is rewritten again replace the old ones.
         self.sources: dict[int, SourceCounts] = {}
-        # Called after each chunk with the number of its segment and the byte position of its end.
-        self.on_rewritten: Callable[[int, int], object] = lambda number, end_bytes: None
+        # Called with the number of the segment and the byte position after each chunk.
+        self.on_rewritten: Callable[[int, int], object] = lambda *_: None
 
     def rewrite(self, partition_path: str, segment: SegmentFacts, number: int, writer: Appends) -> None:
         """Append to `writer` the survivors of segment `number` of the partition."""
