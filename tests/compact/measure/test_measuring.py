@@ -14,7 +14,7 @@ from keytail.errors import KeytailError
 from keytail.log.fs import LOCAL
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, task_for, write_log
-from tests.compact.measure.logs import NOW, outputs_of, random_task, tombstones_in
+from tests.compact.measure.logs import NOW, compact, outputs_of, random_task, tombstones_in
 from tests.log_dirs import snapshot
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment
@@ -28,6 +28,15 @@ def test_a_measurement_equals_the_compaction(case: int, tmp_path: Path) -> None:
 def test_a_source_that_needs_more_time_index_entries_in_an_output_of_its_own_is_split(tmp_path: Path) -> None:
     """Batches before the source had a larger timestamp, so that the source's own batches got no entries."""
     _compare(random.Random(1_509_994_215_030), tmp_path)
+
+
+def test_a_round_that_only_the_proof_refuses_is_measured(tmp_path: Path) -> None:
+    """It would remove a tombstone before an older record of its key; the second such round also has a removal limit."""
+    for seed in (2_887_009_124, 2_887_010_379):
+        _compare(random.Random(seed), tmp_path / f"{seed}")
+        task = random_task(random.Random(seed), tmp_path / "again" / f"{seed}")
+        assert task is not None
+        assert compact(task) is None
 
 
 def _compare(rng: random.Random, tmp_path: Path) -> None:
@@ -45,7 +54,9 @@ def _compare(rng: random.Random, tmp_path: Path) -> None:
         assert snapshot(path) == before
         return
     assert snapshot(path) == before
-    result = clean_partition(LOCAL, task)
+    result = compact(task)
+    if result is None:
+        return
     assert found.end_offset == result.end_offset
     assert found.bytes_after.estimate == found.bytes_after.low == found.bytes_after.high == result.bytes_after
     assert found.records_after.estimate == result.records_after

@@ -310,14 +310,19 @@ def refuse_unjustified(
     segment = [s for s in segments if s.base_offset <= offset][-1]
     path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
     what = "the latest record of its key is not in the output"
-    if older_retained:
+    remedy = REMEDY
+    if older_retained:  # Kafka's own rules can cause this in a round that begins inside a segment (DECISIONS.md 17)
         what = "a tombstone was removed before an older record of its key"
+        remedy = (
+            "Nothing was replaced. Run again with --from-log-start. If this error occurs again, keep the directory and "
+            "report this: it is a bug in keytail or a failing disk"
+        )
     raise KeytailError(
         what,
         path=path,
         byte_position=_find_batch(fs, path, segment.log_bytes, offset),
         offset=int(offset),
-        remedy=REMEDY,
+        remedy=remedy,
         slug="missing-in-output",
     )
 
