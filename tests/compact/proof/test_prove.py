@@ -696,6 +696,7 @@ def test_a_tombstone_is_not_removed_before_the_records_that_it_deletes(tmp_path)
     with pytest.raises(KeytailError, match="before an older record") as caught:
         case.prove(tmp_path)
     assert (caught.value.offset, caught.value.byte_position) == (2, len(batches[0]))
+    assert "Run again with --from-log-start" in caught.value.remedy
 
 
 @pytest.mark.parametrize("codec", [0, 1])

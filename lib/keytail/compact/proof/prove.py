@@ -309,20 +309,23 @@ def refuse_unjustified(
         return
     segment = [s for s in segments if s.base_offset <= offset][-1]
     path = f"{partition_path}/{names.segment_file(segment.base_offset, names.LOG)}"
-    what = "the latest record of its key is not in the output"
-    remedy = REMEDY
+    position = _find_batch(fs, path, segment.log_bytes, offset)
     if older_retained:  # Kafka's own rules can cause this in a round that begins inside a segment (DECISIONS.md 17)
-        what = "a tombstone was removed before an older record of its key"
-        remedy = (
-            "Nothing was replaced. Run again with --from-log-start. If this error occurs again, keep the directory and "
-            "report this: it is a bug in keytail or a failing disk"
+        raise KeytailError(
+            "a tombstone was removed before an older record of its key",
+            path=path,
+            byte_position=position,
+            offset=int(offset),
+            remedy="Nothing was replaced. Run again with --from-log-start. If this error occurs again, keep the "
+            "directory and report this: it is a bug in keytail or a failing disk",
+            slug="missing-in-output",
         )
     raise KeytailError(
-        what,
+        "the latest record of its key is not in the output",
         path=path,
-        byte_position=_find_batch(fs, path, segment.log_bytes, offset),
+        byte_position=position,
         offset=int(offset),
-        remedy=remedy,
+        remedy=REMEDY,
         slug="missing-in-output",
     )
 
