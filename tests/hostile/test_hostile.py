@@ -12,7 +12,7 @@ import pytest
 
 from tests import golden
 from tests.chance import SEED
-from tests.hostile import fuzz
+from tests.hostile import directories, fuzz
 from tests.hostile.arena import Arena
 from tests.hostile.corpus import corpus
 from tests.hostile.mutator import Mutator, split
@@ -112,3 +112,15 @@ def test_a_wrong_result_is_detected(root: str, monkeypatch: pytest.MonkeyPatch) 
     runner = fuzz.Runner(fuzz.parsers(root), SEED)
     # Most damaged inputs are refused, so that one of about ten reveals the error.
     assert any(runner.run(first, 40).defects for first in range(0, 800, 40))
+
+
+def test_only_the_offsets_of_cleaned_segments_must_ascend() -> None:
+    """A compaction ends at the high watermark, and does not read the segments above it."""
+
+    def segment(base: int, *offsets: int) -> tuple[int, list[Rec] | None, int]:
+        return base, [Rec(offset, 0, b"%d" % offset, b"") for offset in offsets], 100
+
+    log = [segment(0, 0, 1), segment(2, 9, 5)]
+    directories._compacted("t-0", "compacted", log, log, set(), 2)
+    with pytest.raises(directories.Wrong, match="do not ascend"):
+        directories._compacted("t-0", "compacted", log, log, set(), 3)
