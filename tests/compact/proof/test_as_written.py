@@ -206,7 +206,7 @@ def test_both_have_the_same_verdict_on_random_changes(
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no log seem to be in the page cache when it is rewritten."""
-    monkeypatch.setattr(cleaner, "_EARLY_PROOF_BYTES", 0)
+    monkeypatch.setattr(cleaner, "_EARLY_PROOF_BYTES", 1)
     monkeypatch.setattr(cleaner, "cached_share", lambda *_: 0.0)
     chunk_bytes = chance().choice([200, 1000, 1 << 20])
     monkeypatch.setattr(cleaner, "SegmentReader", partial(SegmentReader, chunk_bytes=chunk_bytes))
