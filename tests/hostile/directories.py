@@ -595,6 +595,8 @@ def _compacted(
     # A segment above the cleaned range is not read, and may be damaged. Damage below it would have been refused.
     for base, recs, _ in before[:-1]:
         expect(recs is not None or base >= end, f"{name} was compacted, but its segment {base} is damaged")
+    above = [segment for segment in before if segment[0] >= end]
+    expect([segment for segment in after if segment[0] >= end] == above, f"{name}: changed above offset {end}")
     was = {rec.offset: rec for recs in sound for rec in recs or ()}
     offsets = [rec.offset for base, recs, _ in before if base < end for rec in recs or ()]
     expect(offsets == sorted(set(offsets)), f"{name} was compacted, but its offsets do not ascend")

@@ -115,12 +115,14 @@ def test_a_wrong_result_is_detected(root: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_only_the_offsets_of_cleaned_segments_must_ascend() -> None:
-    """A compaction ends at the high watermark, and does not read the segments above it."""
+    """A compaction ends at the high watermark, and neither reads nor changes the segments above it."""
 
     def segment(base: int, *offsets: int) -> tuple[int, list[Rec] | None, int]:
         return base, [Rec(offset, 0, b"%d" % offset, b"") for offset in offsets], 100
 
-    log = [segment(0, 0, 1), segment(2, 9, 5)]
+    log, shorter = [segment(0, 0, 1), segment(2, 9, 5)], [segment(0, 0, 1), segment(2, 9)]
     directories._compacted("t-0", "compacted", log, log, set(), 2)
     with pytest.raises(directories.Wrong, match="do not ascend"):
         directories._compacted("t-0", "compacted", log, log, set(), 3)
+    with pytest.raises(directories.Wrong, match="changed above offset 2"):
+        directories._compacted("t-0", "compacted", log, shorter, set(), 2)
