@@ -245,6 +245,17 @@ def test_a_hash_other_than_that_of_the_plan_is_refused(tmp_path):
         clean_tiny(tmp_path, [one(0)], hash_name="other-128")
 
 
+@pytest.mark.parametrize("first_ms", [-1, 0, NOW])
+def test_the_first_retained_record_determines_the_base_timestamp_of_a_batch_in_pieces(tmp_path, monkeypatch, first_ms):
+    read_in_pieces(monkeypatch, records=1)
+    keys = (b"a", b"b", b"c", b"a", b"d")
+    records = [Rec(i, first_ms if i == 1 else NOW + i, key, b"v" * 50) for i, key in enumerate(keys)]
+    path, result = clean_tiny(tmp_path, [encode_batch(records)])
+    [batch] = decode_log(read(path, files_of(result, ".log")[0].name))
+    assert batch.base_timestamp == first_ms
+    assert batch.records == tuple(records[1:])
+
+
 def test_a_batch_that_has_its_horizon_is_copied(tmp_path):
     """The batch has overlong varints, which a rewrite would shorten."""
     records = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", b"v")]

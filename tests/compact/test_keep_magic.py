@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
@@ -255,3 +256,19 @@ def test_a_round_over_any_messages_equals_the_model(tmp_path_factory: pytest.Tem
     log = RandomLog([Segment(0, b"".join(parts), mtime_ms=NOW), Segment(offset, b"")], [], offset, {})
     path = tmp_path_factory.mktemp("any") / "t-0"
     assert_equal(path, clean_partition(LOCAL, task_of(path, log, 0)), expected(log, 0))
+
+
+@pytest.mark.parametrize("magic, append_time", [(0, None), (1, None), (1, NOW)])
+def test_unused_bits_of_attributes_are_not_written(tmp_path: Path, magic: int, append_time: int | None) -> None:
+    records = [Rec(offset, NOW if magic else -1, key, b"v") for offset, key in enumerate((b"a", b"b", b"a"))]
+    made = encode_wrapper(records, GZIP, magic=magic, append_time=append_time)
+    used = made[17]
+    spoiled = made[16:17] + bytes([used | (0x30 if magic else 0x38)]) + made[18:]
+    spoiled = made[:12] + struct.pack(">I", zlib.crc32(spoiled)) + spoiled
+    log = RandomLog([Segment(0, spoiled, 0, 0, NOW), Segment(3, b"", 0, 0, NOW)], [3], 3, {})
+    result = clean_partition(LOCAL, task_of(tmp_path, log, 0))
+    [output] = [segment for group in result.groups for segment in group.segments]
+    [name] = [file.name for file in output.files if file.suffix == ".log"]
+    written = (tmp_path / name).read_bytes()
+    assert (written[16], written[17]) == (magic, used)
+    assert [record.offset for batch in decode_any_log(written) for record in batch.records] == [1, 2]

@@ -71,16 +71,19 @@ def test_keys_equal_those_of_records_that_are_scanned_and_hashed(logs, from_offs
 @settings(deadline=None, max_examples=draws(300))
 @given(st.lists(rec_strategy, min_size=1, max_size=4), st.data())
 def test_damaged_records_have_the_error_code_of_the_record_scan(batch, data):
-    block = bytearray(encode_batch([Rec(i, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
-    for _ in range(data.draw(st.integers(1, 3))):
+    first = encode_batch([Rec(i, 0, b"k", b"v") for i in range(3)])
+    block = bytearray(encode_batch([Rec(i + 3, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
+    for _ in range(data.draw(st.integers(0, 3))):
         block[data.draw(st.integers(61, len(block) - 1))] = data.draw(st.integers(0, 255))
-    raw = guarded(bytes(block))
-    # The damage has a valid checksum: the table is that of the undamaged batch.
-    table = np.zeros(1, BATCH_TABLE)
-    table["size_bytes"], table["last_offset"], table["record_count"] = len(block), len(batch) - 1, len(batch)
+    raw = guarded(first + block)
+    # The damage has a valid checksum: the table is that of the undamaged batches.
+    table = np.zeros(2, BATCH_TABLE)
+    table["position"], table["size_bytes"] = [0, len(first)], [len(first), len(block)]
+    table["base_offset"], table["last_offset"] = [0, 3], [2, 2 + len(batch)]
+    table["record_count"] = [3, data.draw(st.sampled_from([len(batch), len(block) - 61, 2**31 - 1]))]
     table["magic"] = 2
     _, theirs = scan_rows(raw, table, 100)
-    _, _, _, own = scan_keys(raw, table, np.zeros(1, np.int64), capacity=100)
+    _, _, _, own = scan_keys(raw, table, np.zeros(2, np.int64), capacity=100)
     assert own[records.CODE] == theirs[records.CODE] and own[records.BAD_ROW] == theirs[records.BAD_ROW]
 
 

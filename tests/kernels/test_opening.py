@@ -5,6 +5,7 @@ module.
 from __future__ import annotations
 
 import random
+import struct
 import zlib
 
 import cramjam
@@ -147,3 +148,18 @@ def test_snappy_blocks_that_no_library_writes_are_decompressed(decoder):
     for damaged in (b"\xac\x04", b"\xae\x04", b"\xff\xff\xff\xff\x7f"):
         bad = damaged + literal + copies
         assert opened(decoder, framed[:16] + len(bad).to_bytes(4, "big") + bad, 1000) is None
+
+
+@pytest.mark.parametrize("decoder", [SNAPPY, PROOF_SNAPPY])
+@pytest.mark.parametrize("kind", [1, 2, 3])
+@pytest.mark.parametrize("distance, want", [(0, None), (1, b"abbbbb"), (2, b"ababab"), (3, None), (255, None)])
+def test_a_copy_in_a_snappy_block_begins_at_bytes_that_exist(decoder, kind, distance, want):
+    """A literal of two bytes, and a copy of four."""
+    copied = {
+        1: bytes([1, distance]),
+        2: bytes([3 << 2 | 2]) + struct.pack("<H", distance),
+        3: bytes([3 << 2 | 3]) + struct.pack("<I", distance),
+    }[kind]
+    raw = b"\x06\x04ab" + copied
+    framed = compress(SNAPPY, b"")[:16] + len(raw).to_bytes(4, "big") + raw
+    assert opened(decoder, framed, 6 + SLOP) == want

@@ -80,10 +80,10 @@ class Parts:
             cuts = [
                 (number, position)
                 for number, segment in enumerate(group.sources)
-                for position in _batches_of(spec, segment.base_offset, segment.log_bytes)
+                for position in batches_of(spec, segment.base_offset, segment.log_bytes)
                 if self.rng.random() < share
             ]
-            found = _walked(fs, spec, group, cuts) if states == "walked" else []
+            found = walked(fs, spec, group, cuts) if states == "walked" else []
             for number, position in cuts[len(found) :]:
                 with contextlib.suppress(boundaries._NoBoundary, OSError):
                     found.append(boundaries._boundary(fs, spec, group, number, position))
@@ -97,7 +97,7 @@ def _raise_one_walk(_proof: Proof) -> None:
     raise _OneWalk
 
 
-def _batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:
+def batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:
     """Return the positions of the batches of a source, as far as their sizes are possible."""
     with open(os.path.join(spec.partition_path, names.segment_file(base_offset, names.LOG)), "rb") as file:
         data = file.read(log_bytes)
@@ -108,7 +108,7 @@ def _batches_of(spec: ProofSpec, base_offset: int, log_bytes: int) -> list[int]:
     return found
 
 
-def _walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int, int]]) -> list[Boundary]:
+def walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int, int]]) -> list[Boundary]:
     """Return the states that a walk has after the batches at `cuts`, as far as it passes. With these, no comparison of
     states fails, so that only the checks of the parts can find an error.
     """
@@ -118,7 +118,7 @@ def _walked(fs: FileSystem, spec: ProofSpec, group: Group, cuts: list[tuple[int,
     try:
         for number, position in cuts:
             segment = group.sources[number]
-            at = _batches_of(spec, segment.base_offset, segment.log_bytes)
+            at = batches_of(spec, segment.base_offset, segment.log_bytes)
             end = (at[at.index(position) + 1 :] or [segment.log_bytes])[0]
             stop: Any = replace(_NOWHERE, source=number, source_position=end)
             part = _Part(group, found[-1] if found else None, stop)

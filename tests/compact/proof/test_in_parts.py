@@ -5,17 +5,23 @@ from __future__ import annotations
 import contextlib
 import random
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from crc32c import crc32c
 
+from keytail.compact.proof import boundaries, in_parts
+from keytail.compact.proof.boundaries import Boundary, Group
+from keytail.compact.proof.prove import prove
+from keytail.compact.proof.state import ProofSpec
 from keytail.errors import KeytailError
+from keytail.log.fs import FileSystem
 from tests.chance import chance, draws
 from tests.compact.logs import random_log
 from tests.compact.proof import case as rounds
 from tests.compact.proof import test_legacy, test_prove, test_transactions
-from tests.compact.proof.parts import Parts
+from tests.compact.proof.parts import Parts, batches_of, walked
 from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 
@@ -179,6 +185,34 @@ def prove_random_changes(
             case.prove(directory)
         for output, batches in zip(case.outputs, saved, strict=True):
             output.batches = list(batches)
+
+
+@pytest.mark.parametrize("interval, has_times", [(60, True), (10_000, True), (60, False)])
+def test_the_states_at_boundaries_are_those_of_a_walk(
+    interval: int, has_times: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, all proofs in parts would be repeated in one walk. The output of the first segment has no batches."""
+    found: list[Boundary] = []
+
+    def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int) -> list[Boundary]:
+        [segment] = group.sources
+        cuts = [(0, position) for position in batches_of(spec, segment.base_offset, segment.log_bytes)[:-1]]
+        guessed = [boundaries._boundary(fs, spec, group, *cut) for cut in cuts]
+        assert guessed == walked(fs, spec, group, cuts)
+        found.extend(guessed)
+        return guessed
+
+    def log(base: int, keys: bytes) -> bytes:
+        records = [Rec(base + i, NOW - i if has_times else -1, bytes([key]), b"v" * 20) for i, key in enumerate(keys)]
+        return b"".join(encode_batch([record]) for record in records)
+
+    segments = {10: log(10, b"aba"), 13: log(13, b"abacdbe"), 20: b""}
+    case = test_prove.Case(segments, [[10], [13]], test_prove.Round(10, 20, 20, NOW))
+    case.interval = interval
+    monkeypatch.setattr(in_parts, "boundaries_of", boundaries_of)
+    monkeypatch.setattr(test_prove, "prove", lambda fs, spec: prove(fs, replace(spec, threads=2)))
+    case.prove(tmp_path)
+    assert [boundary.output_last_offset for boundary in found] == [9, 9, 15, 15, 15, 16, 17, 18]
 
 
 @pytest.mark.parametrize("number", range(draws(120)))

@@ -66,3 +66,24 @@ def test_keys_that_share_a_word_of_their_hash_are_different():
     for offset, (low, high) in enumerate([(1, 8), (1, 16), (2, 8)]):
         assert table._put(slots, 8, np.uint64(low), np.uint64(high), offset, KEPT) == 1
     assert table._put(slots, 8, np.uint64(1), np.uint64(16), 3, KEPT) == 0
+
+
+def test_a_batch_with_more_keys_than_an_empty_table_is_put_in_parts():
+    n, spilled = 5000, {}
+
+    def spill(slots):
+        spilled.update({(int(low), int(high) & ~FLAGS): int(end) - 1 for low, high, end in slots.reshape(-1, 3) if end})
+
+    keys = Keys(1 << 16, SECRET, spill=spill)
+    try:
+        keys.put(0, records=n)
+        notes = keys.notes
+        hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, n), np.uint64)
+        hashes[1] &= ~np.uint64(FLAGS)
+        notes.hashes[:, :n], notes.records[0, :n], notes.records[1, :n] = hashes, np.arange(n), KEPT
+        keys.put(n)
+        assert keys.used < n
+        keys.spill_all()
+        assert spilled == {(int(low), int(high)): i for i, (low, high) in enumerate(hashes.T)}
+    finally:
+        keys.close()

@@ -14,6 +14,7 @@ from keytail.compact.proof import state as proof_state
 from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
 from keytail.errors import CorruptLog, KeytailError, Refused
+from keytail.format.compression import compress, decompress
 from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
@@ -105,7 +106,7 @@ def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
     first = (
         batch(0, (b"a", b"1" * 40), (b"b", b"2" * 40), (b"", b"empty key"))
         + batch(3, (b"gone", b"3"), (b"clean-only", b"4"), producer_id=7, producer_epoch=1, base_sequence=5)
-        + batch(5, (b"gone", None), (b"late", None), (b"kept", b"v"), delete_horizon_ms=NOW - 10)
+        + batch(5, (b"gone", None), (b"late", None), (b"kept", b""), delete_horizon_ms=NOW - 10)
         + batch(8, (b"waiting", None), (b"a", b"5"), delete_horizon_ms=NOW + 10)
     )
     second = (
@@ -199,8 +200,7 @@ def _m_drop_whole_batch(c):
 
 
 def _m_drop_clean_record_not_superseded(c):
-    o = _holding(c, b"kept")
-    _again(o, [r for r in o.records if r.key != b"kept"])
+    c.drop(_holding(c, b"kept"))  # which holds no other record
 
 
 def _m_drop_clean_batch_not_superseded(c):
@@ -646,6 +646,20 @@ def test_a_missing_record_of_a_source_is_reported_with_the_offset_after_the_last
     assert caught.value.offset == 1
 
 
+@pytest.mark.parametrize("codec", [0, 1])
+def test_records_of_a_source_that_are_too_small_are_reported_in_pieces(tmp_path, monkeypatch, codec):
+    read_in_pieces(monkeypatch)
+    records = [Rec(i, NOW, b"%d" % i, b"x" * 200) for i in range(4)]
+    good = encode_batch(records, codec=codec, record_count=41)
+    block = compress(codec, decompress(codec, good[61:]) + b"\x02\0" * 37)  # records of one byte
+    bad = _fix_crc(good[:8] + struct.pack(">i", 49 + len(block)) + good[12:61] + block)
+    case = Case({0: encode_batch(records, codec=codec), 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.segments[0] = bad
+    with pytest.raises(CorruptLog, match="record count is not the number of its records") as caught:
+        case.prove(tmp_path)
+    assert (caught.value.byte_position, caught.value.offset) == (0, 4)
+
+
 def test_a_delete_horizon_may_be_0(tmp_path):
     first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"2")], delete_horizon_ms=0)
     case = Case({0: first + encode_batch([Rec(2, NOW, b"a", b"3")]), 3: b""}, [[0]], Round(0, 3, 3, NOW))
@@ -738,6 +752,20 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
     case.prove(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "horizon, changes",
+    [(None, {"codec": 1}), (None, {"base_timestamp": 5}), (None, {"max_timestamp": NOW + 1}), (NOW, {})],
+)
+def test_the_fields_of_a_batch_without_records_are_checked(tmp_path, horizon, changes):
+    tombstone = encode_batch([Rec(1, NOW, b"a", None)], delete_horizon_ms=NOW - 1)
+    first = encode_batch([Rec(0, NOW, b"a", b"1")]) + tombstone
+    case = Case({0: first, 2: b""}, [[0]], Round(0, 2, 2, NOW))
+    [last] = case.batches()
+    _again(last, (), horizon, **changes)
+    with pytest.raises(KeytailError, match="an emptied batch is not just the source's header"):
+        case.prove(tmp_path)
+
+
 def test_the_position_of_a_lost_record_is_reported(tmp_path):
     case = _example()
     _m_drop_latest_of_a_key(case)
@@ -745,6 +773,14 @@ def test_the_position_of_a_lost_record_is_reported(tmp_path):
         case.prove(tmp_path)
     error = caught.value
     assert (error.path, error.byte_position, error.offset) == (f"{tmp_path}/{30:020d}.log", 0, 31)
+
+
+def test_the_offset_of_an_extra_record_is_reported(tmp_path):
+    case = _example()
+    _m_extra_record_at_the_end(case)
+    with pytest.raises(KeytailError) as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == _rebuilt(case).source.last_offset + 1
 
 
 # Random logs

@@ -385,6 +385,17 @@ def test_a_marker_above_the_cleaned_range_is_read(tmp_path):
     assert caught.value.offset == 16
 
 
+@pytest.mark.parametrize("crc", [b"\0\0\0\0", b"\xff\xff\xff\xff"])
+def test_a_marker_with_a_wrong_checksum_is_not_used(tmp_path, crc):
+    """It is in the last segment, whose valid part ends before it."""
+    case = _example()
+    active, marker = case.segments[-1], abort(41, 8)
+    case.segments[-1] = replace(active, log=active.log.replace(marker, marker[:17] + crc + marker[21:]))
+    with pytest.raises(KeytailError, match="has not ended") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 16
+
+
 def test_an_entry_may_have_the_stable_offset_0(tmp_path):
     """The transaction of producer 2 began at offset 0, and was open when that of producer 1 ended."""
     log = data(0, 2, (b"a", b"1")) + data(1, 1, (b"b", b"aborted")) + abort(2, 1) + commit(3, 2)

@@ -550,3 +550,13 @@ def test_a_damaged_source_is_reported_as_damage(tmp_path):
     with pytest.raises(CorruptLog, match="invalid CRC") as caught:
         case.prove(tmp_path)
     assert (caught.value.path, caught.value.byte_position) == (str(tmp_path / f"{0:020d}.log"), 0)
+
+
+@pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0), (0, 2)])
+def test_offsets_of_a_source_that_do_not_ascend_or_are_too_high_are_reported_as_damage(tmp_path, offsets):
+    records = [Rec(offset, NOW, b"%d" % i, b"x" * 9) for i, offset in enumerate(offsets)]
+    source = encode_batch(records, base_offset=0, last_offset=1) + encode_batch([Rec(2, NOW, b"k", b"v")])
+    case = Case(source, Rules(10**4, 10**5, codec=0))
+    assert len(case.out) == 1
+    with pytest.raises(CorruptLog, match="its offset does not follow"):
+        case.prove(tmp_path)
