@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import zlib
 from pathlib import Path
 
 import pytest
@@ -261,10 +260,10 @@ def test_a_round_over_any_messages_equals_the_model(tmp_path_factory: pytest.Tem
 @pytest.mark.parametrize("magic, append_time", [(0, None), (1, None), (1, NOW)])
 def test_unused_bits_of_attributes_are_not_written(tmp_path: Path, magic: int, append_time: int | None) -> None:
     records = [Rec(offset, NOW if magic else -1, key, b"v") for offset, key in enumerate((b"a", b"b", b"a"))]
-    made = encode_wrapper(records, GZIP, magic=magic, append_time=append_time)
-    used = made[17]
-    spoiled = made[16:17] + bytes([used | (0x30 if magic else 0x38)]) + made[18:]
-    spoiled = made[:12] + struct.pack(">I", zlib.crc32(spoiled)) + spoiled
+    used = GZIP | (8 if append_time else 0)
+    spoiled = encode_wrapper(
+        records, GZIP, magic=magic, append_time=append_time, attributes=used | (0x30 if magic else 0x38)
+    )
     log = RandomLog([Segment(0, spoiled, 0, 0, NOW), Segment(3, b"", 0, 0, NOW)], [3], 3, {})
     result = clean_partition(LOCAL, task_of(tmp_path, log, 0))
     [output] = [segment for group in result.groups for segment in group.segments]

@@ -73,7 +73,7 @@ def test_keys_equal_those_of_records_that_are_scanned_and_hashed(logs, from_offs
 def test_damaged_records_have_the_error_code_of_the_record_scan(batch, data):
     first = encode_batch([Rec(i, 0, b"k", b"v") for i in range(3)])
     block = bytearray(encode_batch([Rec(i + 3, t, k, v, tuple(h)) for i, (t, k, v, h) in enumerate(batch)]))
-    for _ in range(data.draw(st.integers(0, 3))):
+    for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(61, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = guarded(first + block)
     # The damage has a valid checksum: the table is that of the undamaged batches.

@@ -24,6 +24,7 @@ from keytail.kernels.opening import plain
 from keytail.kernels.proof.snappy import decode_snappy
 from tests.chance import chance, draws
 from tests.kernels.guard import guarded
+from tests.reference.codecs import XERIAL_HEADER
 
 CODECS = [GZIP, SNAPPY, LZ4, ZSTD]
 PROOF_SNAPPY = 102  # the id of the proof's own decoder
@@ -161,5 +162,5 @@ def test_a_copy_in_a_snappy_block_begins_at_bytes_that_exist(decoder, kind, dist
         3: bytes([3 << 2 | 3]) + struct.pack("<I", distance),
     }[kind]
     raw = b"\x06\x04ab" + copied
-    framed = compress(SNAPPY, b"")[:16] + len(raw).to_bytes(4, "big") + raw
+    framed = XERIAL_HEADER + len(raw).to_bytes(4, "big") + raw
     assert opened(decoder, framed, 6 + SLOP) == want

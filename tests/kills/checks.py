@@ -66,7 +66,7 @@ def check_killed(log_dir: LogDir, root: Path, started: Found, kills: Kills) -> F
 
 def _wait_until_free(root: Path) -> None:
     """Wait until the lock is free: a child that the killed process has just forked may hold it until it has ended, too.
-    On a busy machine, this takes seconds.
+    On a busy machine, this may take seconds.
     """
     last_s = time.monotonic() + 60
     while is_held(str(root)):
