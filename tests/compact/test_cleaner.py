@@ -231,6 +231,23 @@ def test_damage_is_reported_with_file_and_position_and_no_scratch_files_remain(t
     assert not [n for n in os.listdir(path) if n.endswith(".clean")]
 
 
+@pytest.mark.parametrize(
+    ("timestamp", "fields", "text"),
+    [
+        (NOW, {"producer_id": 7, "producer_epoch": -1, "base_sequence": 0}, "without an epoch or a sequence"),
+        (NOW, {"producer_id": 7, "producer_epoch": 0, "base_sequence": -1}, "without an epoch or a sequence"),
+        (-2, {}, "a timestamp below -1"),
+    ],
+)
+def test_a_batch_that_cannot_be_rebuilt_is_reported(tmp_path, chunks, timestamp, fields, text):
+    first = encode_batch([Rec(0, NOW, b"a", b"1"), Rec(1, NOW, b"b", b"2")])
+    invalid = encode_batch([Rec(2, NOW, b"a", b"3"), Rec(3, timestamp, b"c", b"4")], **fields)
+    with pytest.raises(CorruptLog, match=text) as caught:
+        clean_tiny(tmp_path, [first, invalid, one(4, key=b"a")])
+    assert (caught.value.byte_position, caught.value.offset) == (len(first), 2)
+    assert not list((tmp_path / "t-0").glob("*.clean"))
+
+
 def test_a_source_that_changed_since_the_plan_is_refused(tmp_path):
     log, path, facts = tiny(tmp_path, [one(0), one(1)])
     task = task_for(path, log, facts, NOW, first_dirty=0)

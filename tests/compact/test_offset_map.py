@@ -57,6 +57,9 @@ def test_keys_are_read_back(n):
     offset_map = OffsetMap(1 << 20)
     assert offset_map.put_all(low, high, np.arange(n), n) == n
     assert get(offset_map, list(zip(low.tolist(), high.tolist(), strict=True))) == list(range(n))
+    found = np.empty(n, np.int64)
+    offset_map.get_all(low, high, np.full(n, -1), n, found)
+    assert set(found.tolist()) == {-1}, "none of the keys was wanted"
 
 
 def test_a_map_grows_within_its_memory_and_retains_every_key():

@@ -27,6 +27,7 @@ from keytail.log.partition import SegmentFacts
 from tests.chance import SEED, draws
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
 from tests.compact.test_cleaner import snapshot_entry, write_snapshot
+from tests.in_pieces import read_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import Rec, crc32c, decode_log, encode_batch, encode_marker
 from tests.reference.cleaner import Segment
@@ -169,6 +170,19 @@ def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monk
     lose(monkeypatch, 0)
     with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
         clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
+
+
+def test_batches_of_later_passes_that_are_read_in_pieces_are_not_compared_with_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output of the first pass ends with a rebuilt batch of two records, as many as the next batch has."""
+    first = encode_batch([rec(0, b"a"), rec(1, b"b"), rec(2, b"c")])
+    segments = [[first], [encode_batch([rec(10, b"a"), rec(11, b"d")])], [ACTIVE]]
+    read_in_pieces(monkeypatch)
+    results = run_passes(task_of(tmp_path / "t-0", segments, 0))
+    assert len(results) == 2
+    output = decode_log((tmp_path / "t-0" / f"{0:020d}.log").read_bytes())
+    assert [record.offset for batch in output for record in batch.records] == [1, 2]
 
 
 def test_a_pass_refuses_state_that_has_changed_since_the_previous_pass(tmp_path: Path) -> None:

@@ -228,6 +228,11 @@ def test_a_whole_dirty_log_does_not_exceed_a_ratio_of_one():
     assert not select(partition(), config(min_cleanable_dirty_ratio=1.0), NOW).eligible
 
 
+def test_the_ratio_of_empty_segments_is_0():
+    got = select(partition([segment(0, 0), segment(10, 0), segment(20, 0)]), COMPACT, NOW)
+    assert (got.total_bytes, got.dirty_ratio, got.eligible) == (0, 0.0, False)
+
+
 def test_force_ignores_the_ratio_but_not_an_empty_section():
     never_due = config(min_cleanable_dirty_ratio=1.0)
     assert select(partition(), never_due, NOW, force=True).eligible

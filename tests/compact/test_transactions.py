@@ -266,6 +266,13 @@ def test_an_entry_is_trusted_unless_the_log_contradicts_it(
     assert found == ([] if right == () else [right or entry])
 
 
+def test_an_entry_of_another_producer_is_not_that_of_a_marker() -> None:
+    """The offset at which the entry begins was removed from the log, and might have had data of either producer."""
+    log = table_of([DATA_2, PLAIN_3, ABORT_9, Event("data", 1, 10, 10), Event("ABORT", 1, 11, 11)])
+    right = [Aborted(1, 2, 9, 10), Aborted(1, 10, 11, 12)]
+    assert plain(corrected(log, entry_array([Aborted(2, 1, 9, 10), right[1]]))) == right
+
+
 def test_of_several_entries_for_a_marker_the_first_possible_one_is_trusted() -> None:
     entries = entry_array([Aborted(1, first, 9, 10) for first in (0, 1, 4, 7)])
     events = [Event("plain", -1, 0, 0), Event("data", 1, 5, 5), ABORT_9]

@@ -295,12 +295,13 @@ def _run(fs: RecordingFileSystem, action: Action, root: Path) -> list[str]:
         if not fs.failed:
             raise
         result = Failed((in_words(error),))
-    left_open = [path for path in _open_files() if path.startswith(str(root))]
+    left_open = [path for path in open_files() if path.startswith(str(root))]
     assert not left_open, f"descriptors remained open: {left_open}"
     return list(result.reported) if isinstance(result, Failed) else []
 
 
-def _open_files() -> list[str]:
+def open_files() -> list[str]:
+    """Return the paths of the open files of this process."""
     found = []
     for number in os.listdir("/proc/self/fd"):
         try:

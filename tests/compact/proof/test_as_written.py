@@ -36,6 +36,7 @@ from tests.compact.proof import case as rounds
 from tests.compact.proof import test_legacy, test_prove, test_transactions
 from tests.compact.proof.test_in_parts import prove_random_changes, random_case
 from tests.compact.test_passes import files_of, random_task, rec, run_passes, task_of
+from tests.crash.driver import open_files
 from tests.in_pieces import read_in_pieces
 from tests.interop.conftest import fast_dir  # noqa: F401
 from tests.reference.batches import encode_batch
@@ -329,6 +330,7 @@ def prove_written(
         walk.take(sources, sources[-1].log_bytes)
         answer.append((walk.passes(spec.groups), error))
         walk.close()
+        assert not [file for file in open_files() if file.startswith(spec.partition_path)]
         return None
 
     monkeypatch.setattr(rounds, "prove", prove)

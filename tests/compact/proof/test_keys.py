@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
 from keytail.compact.table_memory import TableMemory
 from keytail.kernels.proof import table
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_one
-from keytail.kernels.proof.table import FLAGS, KEPT, SLOT_WORDS
+from keytail.kernels.proof.table import DROPPED, FLAGS, KEPT, SLOT_WORDS
 from tests.chance import SEED, chance
 from tests.reference.hashing import proof_128
 
@@ -66,6 +67,27 @@ def test_keys_that_share_a_word_of_their_hash_are_different():
     for offset, (low, high) in enumerate([(1, 8), (1, 16), (2, 8)]):
         assert table._put(slots, 8, np.uint64(low), np.uint64(high), offset, KEPT) == 1
     assert table._put(slots, 8, np.uint64(1), np.uint64(16), 3, KEPT) == 0
+
+
+def test_a_table_that_grows_retains_its_keys(monkeypatch):
+    """The removal of the first key is without reason. All keys are put twice; the second time, the table has them."""
+    n = 200
+    monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
+    hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, n), np.uint64)
+    hashes[1] &= ~np.uint64(FLAGS)
+    keys = Keys(1 << 20, SECRET)
+    try:
+        sizes = set()
+        for i in (*range(n), *range(n)):
+            notes = keys.notes
+            notes.hashes[:, 0], notes.records[:, 0] = hashes[:, i], (i, KEPT if i else DROPPED)
+            keys.put(1)
+            sizes.add(keys.slots.size)
+        assert len(sizes) > 3
+        assert keys.used == n
+        assert keys.first_unjustified() == (0, 0)
+    finally:
+        keys.close()
 
 
 def test_a_batch_with_more_keys_than_an_empty_table_is_put_in_parts():

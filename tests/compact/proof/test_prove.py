@@ -399,6 +399,11 @@ def _m_max_timestamp(c):
     _again(o, o.records, max_timestamp=o.source.max_timestamp + 5)
 
 
+def _m_max_timestamp_too_low(c):
+    o = _rebuilt(c)
+    _again(o, o.records, max_timestamp=o.source.max_timestamp - 100)
+
+
 def _m_new_horizon_missing(c):
     o = _holding(c, b"k2")
     _again(o, o.records, horizon=None)
@@ -572,7 +577,7 @@ MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.starts
 
 
 def test_there_are_as_many_mutations_as_documented():
-    assert len(MUTATIONS) == 78
+    assert len(MUTATIONS) == 79
 
 
 @pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")

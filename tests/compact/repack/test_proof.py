@@ -417,6 +417,15 @@ def test_a_batch_above_a_limit_is_found(tmp_path, limits):
     assert (caught.value.byte_position, caught.value.offset) == (0, 0)
 
 
+def test_two_batches_above_the_limit_of_a_merged_batch_are_found(tmp_path):
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 60)]) for offset in range(2)]
+    case = Case(b"".join(batches), Rules(10**4, 10**5))
+    assert len(case.out) == 1
+    case.rules = Rules(100, 10**5)
+    with pytest.raises(KeytailError, match="a batch is larger than allowed"):
+        case.prove(tmp_path)
+
+
 def test_a_batch_of_a_producer_is_not_merged(tmp_path):
     """A batch of a producer is not even merged with another batch of the same producer."""
     fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}

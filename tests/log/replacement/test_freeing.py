@@ -3,13 +3,13 @@ it.
 """
 
 import errno
-import os
 
 import pytest
 
 from keytail.log.fs import FileSystem
 from keytail.log.replacement import freeing as module
 from keytail.log.replacement.freeing import Freeing
+from tests.crash.driver import open_files
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +25,7 @@ class Refusing(FileSystem):
 
 
 def open_below(folder):
-    found = []
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except FileNotFoundError:  # this was the descriptor of the listing itself
-            continue
-        found += [target] if str(folder) in target else []
-    return found
+    return [path for path in open_files() if str(folder) in path]
 
 
 def test_a_name_is_removed_immediately_and_no_file_remains_open(tmp_path):

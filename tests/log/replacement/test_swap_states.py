@@ -398,10 +398,10 @@ def test_an_older_broker_does_what_the_row_states(
 class Watched(FileSystem):
     def __init__(self) -> None:
         super().__init__()
-        self.operations: list[str] = []
+        self.operations: list[tuple[str, str]] = []  # an operation and its first argument
 
     def _change(self, operation: str, arguments: Any, action: Callable[[], Any]) -> Any:
-        self.operations.append(operation)
+        self.operations.append((operation, str(arguments[0])))
         return action()
 
 
@@ -418,7 +418,7 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     watched = Watched()
     done = recover(watched, str(d.path))
     assert done, "every row must have leftovers"
-    assert watched.operations[-1] == "fsync_dir", "the result must be durable"
+    assert watched.operations[-1][0] == "fsync_dir", "the result must be durable"
     loaded = load(d.path)
     assert {base: segment.log for base, segment in loaded.segments.items()} == wanted
     for base, segment in loaded.segments.items():
@@ -435,6 +435,20 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     kept = {10, 20, 30} - set(row.without_snapshots) | ({34} if number == 22 else set())
     assert {int(name[:20]) for name in present if name.endswith(".snapshot")} == kept
     assert recover(LOCAL, str(d.path)) == []
+
+
+def test_invalid_swap_files_are_removed_durably_before_the_file_that_makes_them_invalid(tmp_path: Path) -> None:
+    d = Dir(tmp_path, ROWS[16])
+    ROWS[16].build(d)
+    watched = Watched()
+    recover(watched, str(d.path))
+    steps: list[str] = []
+    for operation, argument in watched.operations:
+        kind = argument.rpartition(".")[2]
+        step = operation if operation != "unlink" else ".log.swap" if argument.endswith(".log.swap") else kind
+        if not steps or steps[-1] != step:
+            steps.append(step)
+    assert steps == ["swap", "fsync_dir", ".log.swap", "fsync_dir", "cleaned", "fsync_dir"]
 
 
 @pytest.mark.parametrize(("number", "base"), [(20, 0), (35, 7)])
