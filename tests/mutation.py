@@ -435,7 +435,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
     parser.add_argument("--limit-s", type=float, default=60, help="seconds of tests for one mutant (default 60)")
     parser.add_argument(
-        "--folders", default="kernels,compact,log", help="folders of tests (default kernels,compact,log)"
+        "--folders", default="kernels,compact,log,erase", help="folders of tests (default kernels,compact,log,erase)"
     )
     parser.add_argument("--survivors", action="store_true", help="run again the mutants that survived")
     parser.add_argument("--table", action="store_true", help="only print the results")
