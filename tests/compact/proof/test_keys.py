@@ -6,6 +6,7 @@ import pytest
 from keytail.compact.proof import keys as proof_keys
 from keytail.compact.proof.keys import Keys
 from keytail.compact.table_memory import TableMemory
+from keytail.errors import KeytailError
 from keytail.kernels.proof import table
 from keytail.kernels.proof.key_hash import SECRET_BYTES, coefficients_of, hash_one
 from keytail.kernels.proof.table import DROPPED, FLAGS, KEPT, SLOT_WORDS
@@ -107,5 +108,19 @@ def test_a_batch_with_more_keys_than_an_empty_table_is_put_in_parts():
         assert keys.used < n
         keys.spill_all()
         assert spilled == {(int(low), int(high)): i for i, (low, high) in enumerate(hashes.T)}
+    finally:
+        keys.close()
+
+
+def test_keys_that_exceed_the_memory_are_an_error_for_the_thread_that_puts_them():
+    n = 5000
+    keys = Keys(1 << 16, SECRET)
+    try:
+        keys.put(0, records=n)
+        notes = keys.notes
+        notes.hashes[:, :n] = np.arange(2 * n, dtype=np.uint64).reshape(2, n) << np.uint64(8)
+        notes.records[0, :n], notes.records[1, :n] = range(n), KEPT
+        with pytest.raises(KeytailError, match="the proof needs more than its 65536 bytes of memory"):
+            keys.put_now(notes, n)
     finally:
         keys.close()

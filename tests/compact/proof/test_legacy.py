@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import struct
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -136,6 +137,11 @@ def _m_order(c):
     _again(c, 4, records[::-1], base_offset=base, last_offset=last, base_timestamp=records[0].timestamp)
 
 
+def _m_order_of_the_last_two(c):
+    first, second, third = _at(c, 26)[2].records
+    _again(c, 26, [first, third, second], last_offset=second.offset)
+
+
 def _m_twice(c):
     records = _at(c, 4)[2].records
     _again(c, 4, [records[0], *records])
@@ -190,6 +196,12 @@ def _m_emptied(c):
     output.batches[i] = encode_batch([], base_offset=2, last_offset=5, base_timestamp=-1)
 
 
+def _m_emptied_message_of_one_record(c):
+    output, i, batch = _at(c, 24)
+    fields = {"timestamp_type": batch.timestamp_type, "leader_epoch": -1, "max_timestamp": batch.max_timestamp}
+    output.batches[i] = encode_batch([], base_offset=24, last_offset=24, base_timestamp=-1, **fields)
+
+
 def _m_count(c):
     _again(c, 4, record_count=1)
 
@@ -209,7 +221,7 @@ MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.starts
 
 
 def test_there_are_as_many_mutations_as_documented():
-    assert len(MUTATIONS) == 26
+    assert len(MUTATIONS) == 28
 
 
 @pytest.mark.parametrize("codec", [1, 2])
@@ -224,6 +236,14 @@ def test_every_mutation_is_found_with_its_position(tmp_path, name, codec):
     error = caught.value
     assert not isinstance(error, CorruptLog), error
     assert error.path and error.remedy and error.byte_position is not None
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+def test_an_impossible_record_count_is_found(tmp_path, count):
+    case = _example()
+    _again(case, 4, record_count=count)
+    with pytest.raises(KeytailError, match="impossible record count"):
+        case.prove(tmp_path)
 
 
 def _holding(case: Case, key: bytes) -> list[int]:
@@ -257,14 +277,49 @@ def test_a_tombstone_is_removed_by_the_time_of_its_file(tmp_path):
     later.prove(tmp_path)
 
 
+@pytest.mark.parametrize("key", [b"x", b"y"], ids=["a tombstone without the flag", "a value with the flag"])
+def test_only_a_tombstone_has_the_flag_of_a_delete_horizon(tmp_path, key):
+    """The base timestamp is that which the flag, or its absence, requires."""
+    [tombstone, value, newest] = _records(0, (b"x", None), (b"y", b"1"), (b"z", b"2"))
+    old = [replace(tombstone if key == b"x" else value, offset=0), replace(newest, offset=1)]
+    log = encode_wrapper([*old, replace(newest, offset=2)], 1)
+    case = Case([Segment(0, log, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0)
+    case.prove(tmp_path)
+    [output] = case.outputs
+    [batch] = decode_log(output.batches[0])
+    assert [record.offset for record in batch.records] == [0, 2]
+    assert batch.delete_horizon_ms == (NOW + RETENTION if key == b"x" else None)
+    fields = {"codec": 1, "leader_epoch": -1, "base_timestamp": batch.delete_horizon_ms}
+    if key == b"y":
+        fields["delete_horizon_ms"] = batch.records[0].timestamp
+    output.batches[0] = encode_batch(batch.records, **fields)
+    with pytest.raises(KeytailError, match="delete horizon is missing or should not be there"):
+        case.prove(tmp_path)
+
+
+def _short(key: bytes) -> bytes:
+    """Return a message that ends after its key, the length of the key included."""
+    body = b"\1\0" + struct.pack(">q", NOW) + key
+    return struct.pack(">qiI", 0, 4 + len(body), zlib.crc32(body)) + body
+
+
 def test_corrupt_messages_are_reported_as_corrupt(tmp_path):
-    good = encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1)
+    good, [one] = encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1), _records(0, (b"a", b"1"))
     bad = {
         "invalid CRC": good[:-1] + bytes([good[-1] ^ 1]),
         "do not increase": encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1, inner_offsets=[1, 1]),
         "no messages": encode_wrapper(_records(0, (b"a", b"1")), 1, inner=b""),
         "below": encode_wrapper(_records(5, (b"a", b"1")), 1, offset=3, inner_offsets=[5]),
         "decompress": encode_wrapper(_records(0, (b"a", b"1")), 4),
+        "nothing to decompress": encode_message(0, b"a", None, attributes=1),
+        "also compressed": encode_wrapper([one], 1, inner=encode_wrapper([one], 1)),
+        "message is below": encode_wrapper(_records(0, (b"a", b"1"), (b"b", b"2")), 1, magic=0, offset=0),
+        "impossible offsets": encode_single(replace(one, offset=-5)),
+        "has impossible offsets": encode_wrapper([one, one], 1, offset=2**31, inner_offsets=[0, 2**31]),
+        "impossible size": encode_wrapper([one], 1, inner=struct.pack(">qiI", 0, 4, 0)),
+        "unknown magic": encode_wrapper([one], 1, inner=encode_message(0, b"a", b"1", magic=2)),
+        "shorter than its fixed fields": _short(b"\0\0\0\4abcd"),
+        "longer than the message": _short(b"\0\0\0\x7fabcd"),
     }
     for reason, message in bad.items():
         case = Case([Segment(0, good, mtime_ms=NOW), Segment(9, b"", mtime_ms=NOW)], first_dirty=0)
@@ -429,6 +484,26 @@ def test_the_message_that_ends_the_cleaned_range_is_in_the_output(tmp_path):
         case.prove(tmp_path)
 
 
+@pytest.mark.parametrize("rules", [{}, {"by_file_time": True}, {"keep_magic": True}], ids=lambda r: "".join(r) or "v2")
+def test_only_for_brokers_with_format_v2_must_the_last_message_of_the_range_be_retained(tmp_path, rules):
+    records = _records(0, (b"x", None), (b"y", b"1"), (b"z", b"2"))
+    tombstone, value, dirty = (encode_single(record) for record in records)
+    segments = [
+        Segment(0, tombstone, mtime_ms=NOW - 5000),
+        Segment(1, value, mtime_ms=NOW - 5000 + RETENTION),
+        Segment(2, dirty, mtime_ms=NOW),
+        Segment(3, b""),
+    ]
+    case = Case(segments, first_dirty=2, **rules)
+    assert struct.unpack_from(">q", case.outputs[0].batches[0]) == (1,), "the tombstone has expired"
+    case.uncleanable = 1
+    if rules:
+        case.prove(tmp_path)
+    else:
+        with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
+            case.prove(tmp_path)
+
+
 def test_the_message_at_the_first_dirty_offset_supersedes_others(tmp_path):
     singles = [encode_single(record) for record in _records(0, (b"a", b"1"), (b"a", b"2"), (b"b", b"3"))]
     case = Case([Segment(0, b"".join(singles)), Segment(3, b"")], first_dirty=1)
@@ -466,6 +541,18 @@ def test_lz4_of_magic_0_has_the_header_checksum_of_old_clients(tmp_path):
     [output] = case.outputs
     output.batches = [encode_wrapper(records[1:], 3, magic=0, wrong_lz4_checksum=False)]
     with pytest.raises(KeytailError, match="clients before"):
+        case.prove(tmp_path)
+
+
+def test_the_offset_of_a_message_of_magic_0_is_that_of_its_last_record(tmp_path):
+    """Offsets inside a message of magic 0 do not depend on the offset of the message."""
+    records = [Rec(i, -1, key, b"v") for i, key in enumerate([b"a", b"b", b"a", b"a"])]
+    log = encode_wrapper(records[:3], 1, magic=0) + encode_single(records[3], magic=0)
+    case = Case([Segment(0, log), Segment(9, b"")], first_dirty=0, keep_magic=True)
+    [output] = case.outputs
+    assert output.batches[0] == encode_wrapper(records[1:2], 1, magic=0)
+    output.batches[0] = encode_wrapper(records[1:2], 1, magic=0, offset=2)
+    with pytest.raises(KeytailError, match="another offset than the last record in it"):
         case.prove(tmp_path)
 
 
