@@ -298,7 +298,7 @@ def test_only_a_tombstone_has_the_flag_of_a_delete_horizon(tmp_path, key):
 
 
 def _short(key: bytes) -> bytes:
-    """Return a message that ends after its key, the length of the key included."""
+    """Return a message that ends after `key`, which begins with the length of the key."""
     body = b"\1\0" + struct.pack(">q", NOW) + key
     return struct.pack(">qiI", 0, 4 + len(body), zlib.crc32(body)) + body
 
