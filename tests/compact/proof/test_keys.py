@@ -17,9 +17,14 @@ KEYS = 150_000
 SECRET = chance().randbytes(SECRET_BYTES)
 
 
-def put_all(keys: Keys) -> None:
-    hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, KEYS), np.uint64)
+def random_hashes(n: int) -> np.ndarray:
+    hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, n), np.uint64)
     hashes[1] &= ~np.uint64(FLAGS)
+    return hashes
+
+
+def put_all(keys: Keys) -> None:
+    hashes = random_hashes(KEYS)
     for start in range(0, KEYS, 50_000):
         notes = keys.notes
         notes.hashes[:, :50_000] = hashes[:, start : start + 50_000]
@@ -74,8 +79,7 @@ def test_a_table_that_grows_retains_its_keys(monkeypatch):
     """The removal of the first key is without reason. All keys are put twice; the second time, the table has them."""
     n = 200
     monkeypatch.setattr(proof_keys, "_FIRST_SLOTS", 2)
-    hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, n), np.uint64)
-    hashes[1] &= ~np.uint64(FLAGS)
+    hashes = random_hashes(n)
     keys = Keys(1 << 20, SECRET)
     try:
         sizes = set()
@@ -101,8 +105,7 @@ def test_a_batch_with_more_keys_than_an_empty_table_is_put_in_parts():
     try:
         keys.put(0, records=n)
         notes = keys.notes
-        hashes = np.random.default_rng(SEED).integers(0, 2**64, (2, n), np.uint64)
-        hashes[1] &= ~np.uint64(FLAGS)
+        hashes = random_hashes(n)
         notes.hashes[:, :n], notes.records[0, :n], notes.records[1, :n] = hashes, np.arange(n), KEPT
         keys.put(n)
         assert keys.used < n
