@@ -10,7 +10,8 @@ import struct
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_record
+from tests.reference.batches import Batch, Rec, encode_batch, encode_record
+from tests.reference.legacy import LegacyBatch, decode_any_log
 from tests.reference.varints import crc32c
 
 Compress = Callable[[int, bytes], bytes]
@@ -34,10 +35,10 @@ class Rules:
 
 
 def repack(log: bytes, rules: Rules, compress: Compress) -> bytes:
-    """Return the repacked log of one segment, whose batches have magic 2."""
+    """Return the repacked log of one segment."""
     out: list[bytes] = []
     run: list[tuple[Batch, bytes]] = []
-    for batch in decode_log(log):
+    for batch in decode_any_log(log):
         data = log[batch.position : batch.position + batch.size]
         if not _can_be_rebuilt(batch, rules):
             out += _end(run, rules, compress)
@@ -53,7 +54,8 @@ def repack(log: bytes, rules: Rules, compress: Compress) -> bytes:
 
 def _can_be_rebuilt(batch: Batch, rules: Rules) -> bool:
     return (
-        batch.record_count > 0
+        not isinstance(batch, LegacyBatch)
+        and batch.record_count > 0
         and not batch.control
         and batch.attributes < 0x80
         and batch.base_offset not in rules.kept

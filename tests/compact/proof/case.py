@@ -127,6 +127,10 @@ class Case:
         return files
 
     def prove(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofReport:
+        return prove(LOCAL, self.spec(directory, memory_bytes))
+
+    def spec(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofSpec:
+        """Write the files, and return what to prove."""
         directory.mkdir(exist_ok=True)
         facts = []
         for s in self.segments:
@@ -147,7 +151,7 @@ class Case:
             [-1 if self.producers[i][0] is None else self.producers[i][0] for i in ids],
             [self.producers[i][1] for i in ids],
         ]
-        spec = ProofSpec(
+        return ProofSpec(
             str(directory),
             facts,
             groups,
@@ -167,7 +171,6 @@ class Case:
             keep_magic=self.keep_magic,
             by_file_time=self.by_file_time,
         )
-        return prove(LOCAL, spec)
 
     def after(self) -> list[Segment]:
         """Return the partition after the round."""

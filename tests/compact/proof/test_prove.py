@@ -63,6 +63,10 @@ class Case:
             group[:] = [o for o in group if o is not out]
 
     def prove(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofReport:
+        return prove(LOCAL, self.spec(directory, memory_bytes))
+
+    def spec(self, directory: Path, memory_bytes: int = 1 << 24) -> ProofSpec:
+        """Write the files, and return what to prove."""
         directory.mkdir(exist_ok=True)
         for base, data in self.segments.items():
             (directory / f"{base:020d}.log").write_bytes(data)
@@ -74,7 +78,7 @@ class Case:
             size = self.sizes.get((base, suffix), len(data))
             by_group.setdefault(base, []).append(CleanFile(suffix, name, size, ""))
         groups = [GroupOutput(tuple(g), (OutputSegment(g[0], tuple(by_group[g[0]])),)) for g in self.groups]
-        spec = ProofSpec(
+        return ProofSpec(
             str(directory),
             facts,
             groups,
@@ -88,7 +92,6 @@ class Case:
             memory_bytes=memory_bytes,
             secret=os.urandom(SECRET_BYTES),
         )
-        return prove(LOCAL, spec)
 
 
 def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
@@ -132,6 +135,13 @@ def _fix_crc(data: bytes) -> bytes:
 
 def _patch(data: bytes, at: int, new: bytes) -> bytes:
     return _fix_crc(data[:at] + new + data[at + len(new) :])
+
+
+def _longer(batch: bytes, tail: bytes) -> bytes:
+    """Return the batch with these bytes after its records."""
+    codec = decode_log(batch)[0].codec
+    block = compress(codec, decompress(codec, batch[61:]) + tail)
+    return _fix_crc(batch[:8] + struct.pack(">i", 49 + len(block)) + batch[12:61] + block)
 
 
 def _rebuilt(case: Case) -> Out:
@@ -445,6 +455,16 @@ def _m_crc_field(c):
     o.data = o.data[:20] + bytes([o.data[20] ^ 1]) + o.data[21:]
 
 
+def _m_crc_field_of_a_rebuilt_batch(c):
+    o = _rebuilt(c)
+    o.data = o.data[:20] + bytes([o.data[20] ^ 1]) + o.data[21:]
+
+
+def _m_byte_after_the_records(c):
+    o = _rebuilt(c)
+    o.data = _longer(o.data, b"\0")
+
+
 def _m_duplicate_batch(c):
     o = c.out[0][1]
     c.out[0].insert(2, Out(o.data, o.source, o.records))
@@ -577,7 +597,7 @@ MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.starts
 
 
 def test_there_are_as_many_mutations_as_documented():
-    assert len(MUTATIONS) == 79
+    assert len(MUTATIONS) == 81
 
 
 @pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")
@@ -613,8 +633,26 @@ def test_every_mutation_is_found_with_its_position(tmp_path, name, to_mutate):
             assert error.byte_position is not None, error
 
 
+@pytest.mark.parametrize("name", [f"{30:020d}.log", f"{0:020d}.log.r.a.clean", f"{30:020d}.index.r.a.clean"])
+def test_a_file_that_is_longer_than_known_is_an_error(tmp_path, name):
+    spec = _example().spec(tmp_path)
+    with open(tmp_path / name, "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(KeytailError, match="bytes instead of") as caught:
+        prove(LOCAL, spec)
+    assert caught.value.path == f"{tmp_path}/{name}"
+
+
 def test_a_corrupt_source_is_reported_as_corrupt(tmp_path):
-    for position, new in ((25, b"\x01"), (16, b"\x01"), (8, b"\xff\xff\xff\xff"), (8, b"\x7f\xff\xff\xff")):
+    """The magic is not part of the checksum."""
+    for position, new in (
+        (25, b"\x01"),
+        (16, b"\x01"),
+        (16, b"\x03"),
+        (16, b"\xff"),
+        (8, b"\xff\xff\xff\xff"),
+        (8, b"\x7f\xff\xff\xff"),
+    ):
         case = _example()
         broken = bytearray(case.segments[10])
         broken[position : position + len(new)] = new
@@ -625,12 +663,42 @@ def test_a_corrupt_source_is_reported_as_corrupt(tmp_path):
         assert caught.value.byte_position == 0
 
 
+def test_a_copy_of_a_corrupt_batch_is_reported_as_a_corrupt_source(tmp_path):
+    case = Case({0: encode_batch([Rec(0, NOW, b"k", b"x")]), 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.segments[0] = case.files[0, ".log"] = case.segments[0][:-1] + b"?"
+    with pytest.raises(CorruptLog, match="invalid CRC") as caught:
+        case.prove(tmp_path)
+    assert caught.value.path == f"{tmp_path}/{0:020d}.log"
+
+
 def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
     for cut in (1, 40, 60):
         case = _example()
         case.segments[30] = case.segments[30][:-cut]
         with pytest.raises(CorruptLog, match="cut off"):
             case.prove(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (lambda first, second: second + first, "offsets do not follow"),
+        (lambda first, second: first + struct.pack(">q", 1) + second[8:], "offsets do not follow"),
+        (lambda first, second: first + struct.pack(">q", (1 << 62) + 1) + second[8:], "offsets do not follow"),
+        (lambda first, second: first + _patch(second, 23, struct.pack(">i", -1)), "offsets do not follow"),
+        (lambda first, second: first + _patch(second, 57, struct.pack(">i", -1)), "record count"),
+    ],
+    ids=["swapped", "overlapping", "far too high", "negative last offset delta", "negative record count"],
+)
+def test_impossible_batches_of_a_source_are_corrupt(tmp_path, change, match):
+    """The output has only the first batch of the source, which is correct."""
+    batches = [encode_batch([Rec(i, NOW, b"%d" % i, b"x"), Rec(i + 1, NOW, b"k%d" % i, b"x")]) for i in (0, 2)]
+    case = Case({0: b"".join(batches), 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.prove(tmp_path)
+    case.segments[0] = change(*batches)
+    case.files[0, ".log"] = batches[0] if case.segments[0].startswith(batches[0]) else batches[1]
+    with pytest.raises(CorruptLog, match=match):
+        case.prove(tmp_path)
 
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0)])
@@ -640,6 +708,33 @@ def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
     case = Case({0: encode_batch(records, base_offset=0, last_offset=1), 2: b""}, [[0]], Round(2, 2, 2, NOW))
     with pytest.raises(CorruptLog, match="its offset does not follow"):
         case.prove(tmp_path)
+
+
+IMPOSSIBLE_RECORDS = {
+    "size of a key": (lambda batch: _patch(batch, 65, b"\x7e"), "a record cannot be parsed"),
+    "offset": (lambda batch: encode_batch([Rec(2, NOW, b"b", b"x")], base_offset=1, last_offset=1), "does not follow"),
+    "bytes after the records": (lambda batch: _longer(batch, b"\0"), "record count"),
+    "record count": (lambda batch: _patch(batch, 57, struct.pack(">i", 2**31 - 1)), "record count"),
+}
+
+
+@pytest.mark.parametrize("change, match", IMPOSSIBLE_RECORDS.values(), ids=IMPOSSIBLE_RECORDS)
+@pytest.mark.parametrize("pass_segments", [None, (0, 1)], ids=["in this pass", "in a later pass"])
+def test_impossible_records_of_a_source_are_corrupt(tmp_path, change, match, pass_segments):
+    segments = {base: encode_batch([Rec(base, NOW, key, b"x")]) for base, key in enumerate((b"a", b"b"))}
+    case = Case({**segments, 2: b""}, [[0], [1]], Round(0, 2, 2, NOW))
+
+    def prove_it() -> None:
+        spec = case.spec(tmp_path)
+        if pass_segments:
+            spec = replace(spec, pass_segments=pass_segments, groups=spec.groups[:1])
+        prove(LOCAL, spec)
+
+    prove_it()
+    case.segments[1] = change(segments[1])
+    with pytest.raises(CorruptLog, match=match) as caught:
+        prove_it()
+    assert (caught.value.path, caught.value.byte_position) == (f"{tmp_path}/{1:020d}.log", 0)
 
 
 def test_a_missing_record_of_a_source_is_reported_with_the_offset_after_the_last_one(tmp_path):
@@ -655,14 +750,23 @@ def test_a_missing_record_of_a_source_is_reported_with_the_offset_after_the_last
 def test_records_of_a_source_that_are_too_small_are_reported_in_pieces(tmp_path, monkeypatch, codec):
     read_in_pieces(monkeypatch)
     records = [Rec(i, NOW, b"%d" % i, b"x" * 200) for i in range(4)]
-    good = encode_batch(records, codec=codec, record_count=41)
-    block = compress(codec, decompress(codec, good[61:]) + b"\x02\0" * 37)  # records of one byte
-    bad = _fix_crc(good[:8] + struct.pack(">i", 49 + len(block)) + good[12:61] + block)
-    case = Case({0: encode_batch(records, codec=codec), 4: b""}, [[0]], Round(0, 4, 4, NOW))
-    case.segments[0] = bad
+    good = encode_batch(records, codec=codec)
+    case = Case({0: good, 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.segments[0] = _patch(_longer(good, b"\x02\0" * 37), 57, struct.pack(">i", 41))  # records of one byte
     with pytest.raises(CorruptLog, match="record count is not the number of its records") as caught:
         case.prove(tmp_path)
     assert (caught.value.byte_position, caught.value.offset) == (0, 4)
+
+
+def test_a_batch_from_which_nothing_is_removed_keeps_its_bytes(tmp_path):
+    """The rebuilt batch has the same records, but shorter varints."""
+    records = [Rec(i, NOW, b"%d" % i, b"x") for i in range(2)]
+    batch = encode_batch(records, spell=lambda varint: varint[:-1] + bytes([varint[-1] | 0x80, 0]))
+    case = Case({0: batch, 2: b""}, [[0]], Round(0, 2, 2, NOW))
+    case.prove(tmp_path)
+    case.batches()[0].data = encode_batch(records)
+    with pytest.raises(KeytailError, match="a batch from which nothing was removed differs"):
+        case.prove(tmp_path)
 
 
 def test_a_delete_horizon_may_be_0(tmp_path):
@@ -692,6 +796,48 @@ def test_groups_must_cover_the_segments_below_the_end(tmp_path):
         case.out = [[] for _ in groups]
         with pytest.raises(KeytailError, match="groups cover"):
             case.prove(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "source_bases, bases",
+    [
+        ([[0, 10], [30]], [[0], []]),
+        ([[0, 10], [30]], [[0], [31]]),
+        ([[0, 10], [30]], [[0], [29]]),
+        ([[0, 10], [30]], [[0, 30], [30]]),
+        ([[0, 10], [30]], [[0, 20, 20], [30]]),
+        ([[0, 10], [30]], [[0, 20, 15], [30]]),
+        ([[0, 10], [30]], [[0], [30, 40]]),
+        ([[0, 10], [], [30]], [[0], [20], [30]]),
+    ],
+)
+def test_the_outputs_of_a_group_must_begin_within_it(tmp_path, source_bases, bases):
+    spec = _example().spec(tmp_path)
+    first, _ = spec.groups
+    files = first.segments[0].files
+    groups = [
+        GroupOutput(tuple(sources), tuple(OutputSegment(base, files) for base in own))
+        for sources, own in zip(source_bases, bases, strict=True)
+    ]
+    with pytest.raises(KeytailError, match=r"has the output segments|has the wrong base offset"):
+        prove(LOCAL, replace(spec, groups=groups))
+
+
+@pytest.mark.parametrize("change", ["without", "twice", "unknown"])
+@pytest.mark.parametrize("suffix", [".log", ".index", ".timeindex"])
+def test_an_output_must_have_the_files_of_a_segment(tmp_path, suffix, change):
+    spec = _example().spec(tmp_path)
+    first, second = spec.groups
+    [output] = second.segments
+    [named] = [file for file in output.files if file.suffix == suffix]
+    files = {
+        "without": tuple(file for file in output.files if file != named),
+        "twice": (*output.files, named),
+        "unknown": (*output.files, replace(named, suffix=".snapshot")),
+    }[change]
+    groups = [first, replace(second, segments=(replace(output, files=files),))]
+    with pytest.raises(KeytailError, match="the output segment 30 has the files"):
+        prove(LOCAL, replace(spec, groups=groups))
 
 
 def test_keyless_records_are_removed_only_if_allowed(tmp_path):
@@ -759,7 +905,13 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
 
 @pytest.mark.parametrize(
     "horizon, changes",
-    [(None, {"codec": 1}), (None, {"base_timestamp": 5}), (None, {"max_timestamp": NOW + 1}), (NOW, {})],
+    [
+        (None, {"codec": 1}),
+        (None, {"base_timestamp": 5}),
+        (None, {"max_timestamp": NOW + 1}),
+        (None, {"record_count": -1}),
+        (NOW, {}),
+    ],
 )
 def test_the_fields_of_a_batch_without_records_are_checked(tmp_path, horizon, changes):
     tombstone = encode_batch([Rec(1, NOW, b"a", None)], delete_horizon_ms=NOW - 1)
@@ -767,8 +919,20 @@ def test_the_fields_of_a_batch_without_records_are_checked(tmp_path, horizon, ch
     case = Case({0: first, 2: b""}, [[0]], Round(0, 2, 2, NOW))
     [last] = case.batches()
     _again(last, (), horizon, **changes)
-    with pytest.raises(KeytailError, match="an emptied batch is not just the source's header"):
+    with pytest.raises(KeytailError, match=r"an emptied batch is not just the source's header|record count"):
         case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("distance", [2**31 - 1, 2**31])
+def test_the_offsets_of_an_output_are_at_most_an_int32_above_its_base(tmp_path, distance):
+    """The first record has the latest timestamp, so that no index entry has the distance."""
+    segments = {0: encode_batch([Rec(0, NOW, b"a", b"1")]), 10: encode_batch([Rec(distance, NOW - 1, b"b", b"2")])}
+    case = Case({**segments, 2**33: b""}, [[0, 10]], Round(0, 2**33, 2**33, NOW))
+    if distance < 2**31:
+        case.prove(tmp_path)
+    else:
+        with pytest.raises(KeytailError, match="offsets are outside its segment"):
+            case.prove(tmp_path)
 
 
 def test_the_position_of_a_lost_record_is_reported(tmp_path):

@@ -11,6 +11,7 @@ from keytail.compact.proof import markers as proof_markers
 from keytail.compact.proof import state as proof_state
 from keytail.errors import CorruptLog, KeytailError
 from keytail.kernels.proof import markers as marker_table
+from keytail.log.fs import LOCAL
 from tests.chance import draws
 from tests.compact.proof.case import NOW, RETENTION, Case, SmallWindow
 from tests.reference import cleaner
@@ -598,3 +599,17 @@ def test_markers_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, mon
     with pytest.raises(KeytailError, match="memory"):
         case.prove(tmp_path, memory_bytes=500)
     case.prove(tmp_path, memory_bytes=3000)
+
+
+def test_the_table_of_markers_does_not_grow_beyond_its_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 1)
+    spec = _example().spec(tmp_path)
+
+    def collect(limit_bytes: int):
+        return proof_markers.collect_markers(LOCAL, spec.partition_path, spec.segments, limit_bytes)
+
+    found = collect(1 << 20)
+    row_bytes = found.nbytes // len(found)
+    grown_bytes = row_bytes << (len(found) - 1).bit_length()
+    assert len(collect(grown_bytes)) == len(found) > 8
+    assert collect(grown_bytes - 1) is None

@@ -19,8 +19,9 @@ from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.records.chunk import SegmentReader
 from tests.compact.logs import RandomLog, random_log, task_for, write_log
-from tests.reference.batches import Rec, decode_log, encode_batch, encode_marker
+from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
+from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
 from tests.reference.repack import Rules, markers, repack
 
 NOW = 1_700_000_000_000
@@ -65,7 +66,7 @@ def forgotten_by(rules: Rules) -> Forgotten:
 
 def forgetting(log: bytes, rules: Rules, ids: Collection[int]) -> Rules:
     """Return the rules with these producers forgotten, and with the markers of the log."""
-    commits, aborts = markers(decode_log(log))
+    commits, aborts = markers(decode_any_log(log))
     return replace(rules, forgotten=ids, commits=commits, aborts=aborts)
 
 
@@ -87,13 +88,28 @@ def _records(draw: st.DrawFn, offset: int) -> list[Rec]:
     return found
 
 
+@st.composite
+def _messages(draw: st.DrawFn, records: Sequence[Rec]) -> bytes:
+    """Return the records as messages, without their headers."""
+    return encode_messages(records, draw(st.integers(0, 3)), draw(st.integers(0, 1)))
+
+
+def encode_messages(records: Sequence[Rec], codec: int, magic: int) -> bytes:
+    """Return the records as one compressed message, or as messages without a codec."""
+    if magic == 0:
+        records = [replace(record, timestamp=-1) for record in records]
+    if codec:
+        return encode_wrapper(records, codec, magic=magic)
+    return b"".join(encode_single(record, magic=magic) for record in records)
+
+
 def _longer(varint: bytes) -> bytes:
     return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
 OTHER_KINDS = (
     "other", "horizon", "append time", "producer", "transaction", "sequence", "marker", "empty", "old timestamp",
-    "unknown attribute", "long varints",
+    "unknown attribute", "long varints", "message",
 )  # fmt: skip
 OF_PRODUCERS = ("plain", *["producer"] * 3, *["transaction"] * 3, "marker", *OTHER_KINDS)
 NO_IDS = np.empty(0, np.int64)
@@ -135,6 +151,9 @@ def segments(draw: st.DrawFn, kinds: Sequence[str] = ("plain",) * 12 + OTHER_KIN
             last = offset
         elif kind == "empty":
             parts.append(encode_batch([], **{**more, "codec": 0, "max_timestamp": NOW}))
+        elif kind == "message":
+            parts.append(draw(_messages(records)))
+            last = records[-1].offset
         else:
             parts.append(encode_batch(records, **more))
         offset = last + 1 + draw(st.sampled_from([0, 0, 0, 1, 10]))
@@ -151,9 +170,22 @@ def rules() -> st.SearchStrategy[Rules]:
 
 
 def log_of(rng: random.Random, codecs: Sequence[int] = (0,)) -> RandomLog:
-    """Return a random log with some transactions, whose segments have transaction indexes."""
+    """Return a random log with some transactions and some messages of magic 0 and 1, whose segments have transaction
+    indexes."""
     log = random_log(rng, NOW, codecs=codecs)
-    return replace_segments(log, [replace(segment, aborted=aborted_entries(rng, segment)) for segment in log.segments])
+    segments = [replace(segment, log=_with_messages(rng, segment.log)) for segment in log.segments]
+    return replace_segments(log, [replace(segment, aborted=aborted_entries(rng, segment)) for segment in segments])
+
+
+def _with_messages(rng: random.Random, log: bytes) -> bytes:
+    """Return the log with messages in place of some of the batches that have records and no producer."""
+    parts, share = [], rng.choice([0, 0.3])
+    for batch in decode_any_log(log):
+        parts.append(log[batch.position : batch.position + batch.size])
+        if batch.producer_id < 0 and batch.records and rng.random() < share:
+            codec, magic = rng.randrange(4), rng.randrange(2)
+            parts[-1] = encode_messages([replace(record, headers=()) for record in batch.records], codec, magic)
+    return b"".join(parts)
 
 
 def replace_segments(log: RandomLog, segments: list[Segment]) -> RandomLog:
@@ -161,7 +193,7 @@ def replace_segments(log: RandomLog, segments: list[Segment]) -> RandomLog:
 
 
 def aborted_entries(rng: random.Random, segment: Segment) -> tuple[Aborted, ...]:
-    batches = decode_log(segment.log)
+    batches = decode_any_log(segment.log)
     some = [batch for batch in batches if rng.random() < 0.2]
     return tuple(Aborted(9, max(0, b.base_offset - 3), b.last_offset, b.last_offset + 1) for b in some)
 

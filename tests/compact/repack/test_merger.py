@@ -13,7 +13,8 @@ from keytail.log.records.scan import RecordScanner
 from tests.chance import draws
 from tests.compact.repack.cases import NOW, OF_PRODUCERS, expected, forgetting, merged, rules, segments
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Batch, Rec, all_records, decode_log, encode_batch
+from tests.reference.batches import Batch, Rec, all_records, encode_batch
+from tests.reference.legacy import decode_any_log
 from tests.reference.repack import Rules, markers
 
 LAWS = settings(deadline=None, max_examples=draws(600))
@@ -33,7 +34,7 @@ def _small(monkeypatch) -> dict[str, int]:
 @LAWS
 @given(segments(), rules(), st.booleans(), st.data())
 def test_the_bytes_are_those_of_the_reference_model(path, log, rules, are_small, data):
-    bases = [batch.base_offset for batch in decode_log(log)]
+    bases = [batch.base_offset for batch in decode_any_log(log)]
     rules = replace(rules, kept=data.draw(st.sets(st.sampled_from(bases), max_size=2)) if bases else ())
     with pytest.MonkeyPatch.context() as monkeypatch:
         out = merged(path, log, rules, **(_small(monkeypatch) if are_small else {}))
@@ -49,7 +50,7 @@ def test_forgotten_producers_are_those_of_the_reference_model(path, log, rules, 
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = b"".join(merged(path, log, rules, **(_small(monkeypatch) if are_small else {})).parts)
     assert found == expected(log, rules)
-    assert all_records(decode_log(found)) == all_records(decode_log(log))
+    assert all_records(decode_any_log(found)) == all_records(decode_any_log(log))
     assert b"".join(merged(path, found, rules).parts) == found
 
 
@@ -58,14 +59,14 @@ def test_forgotten_producers_are_those_of_the_reference_model(path, log, rules, 
 def test_a_consumer_of_committed_records_receives_the_same(path, log, rules, ids):
     """With the markers of the log; transactional data without a marker is of an open transaction."""
     found = b"".join(merged(path, log, forgetting(log, rules, ids)).parts)
-    assert committed(decode_log(found)) == committed(decode_log(log))
+    assert committed(decode_any_log(found)) == committed(decode_any_log(log))
 
 
 @LAWS
 @given(segments(), rules())
 def test_every_record_is_unchanged(path, log, rules):
     found = b"".join(merged(path, log, rules).parts)
-    assert all_records(decode_log(found)) == all_records(decode_log(log))
+    assert all_records(decode_any_log(found)) == all_records(decode_any_log(log))
 
 
 @LAWS
@@ -80,8 +81,8 @@ def test_a_second_run_changes_nothing(path, log, rules):
 @LAWS
 @given(segments(), rules())
 def test_no_batch_is_above_max_message_bytes_or_split(path, log, rules):
-    before, out = decode_log(log), merged(path, log, rules)
-    after = decode_log(b"".join(out.parts))
+    before, out = decode_any_log(log), merged(path, log, rules)
+    after = decode_any_log(b"".join(out.parts))
     ends = {batch.last_offset for batch in before}
     sizes = {batch.base_offset: batch.size for batch in before}
     assert all(batch.last_offset in ends for batch in after)
@@ -93,7 +94,7 @@ def test_no_batch_is_above_max_message_bytes_or_split(path, log, rules):
 def test_the_tables_are_those_of_the_bytes(path, log, rules):
     out = merged(path, log, rules)
     rows = [row for table in out.tables for row in table]
-    batches = decode_log(b"".join(out.parts))
+    batches = decode_any_log(b"".join(out.parts))
     assert len(rows) == len(batches)
     for row, batch in zip(rows, batches, strict=True):
         of_row = (row["base_offset"], row["last_offset"], row["size_bytes"], row["crc"], row["record_count"])
@@ -127,15 +128,15 @@ def _batches(*sizes: int, offset: int = 0, **fields) -> bytes:
 
 def test_neighbours_become_one_batch_up_to_the_limit(path):
     log = _batches(*[10] * 9)
-    [a, b, c] = decode_log(b"".join(merged(path, log, Rules(70, 10**6)).parts))
+    [a, b, c] = decode_any_log(b"".join(merged(path, log, Rules(70, 10**6)).parts))
     assert [batch.record_count for batch in (a, b, c)] == [3, 3, 3]
-    [all_] = decode_log(b"".join(merged(path, log, Rules(1000, 10**6)).parts))
+    [all_] = decode_any_log(b"".join(merged(path, log, Rules(1000, 10**6)).parts))
     assert (all_.base_offset, all_.last_offset, all_.record_count) == (0, 8, 9)
 
 
 def test_a_batch_above_the_limit_is_compressed_again_but_not_split(path):
     log = _batches(5000, 10, 10)
-    large, rest = decode_log(b"".join(merged(path, log, Rules(100, 10**6, codec=4)).parts))
+    large, rest = decode_any_log(b"".join(merged(path, log, Rules(100, 10**6, codec=4)).parts))
     assert (large.record_count, large.codec, large.size < 200) == (1, 4, True)
     assert (rest.record_count, rest.codec) == (2, 4)
 
@@ -145,7 +146,7 @@ def test_batches_that_are_read_in_pieces_are_unchanged(path, monkeypatch):
     log = _batches(10, codec=4) + encode_batch([Rec(i, NOW, b"key", b"v" * 30) for i in range(1, 6)], codec=1)
     log += _batches(10, 10, offset=6, codec=4)
     out = b"".join(merged(path, log, Rules(10**6, 10**6, codec=3)).parts)
-    first, large, *rest = decode_log(out)
+    first, large, *rest = decode_any_log(out)
     assert large.codec == 1 and out[large.position : large.position + large.size] in log
     assert [batch.codec for batch in (first, *rest)] == [3, 3]
 
@@ -164,22 +165,22 @@ def test_batches_are_not_merged_if_that_saves_no_bytes(path):
 def test_an_uncompressed_batch_that_compression_would_enlarge_is_unchanged(path):
     small = _batches(1)
     assert b"".join(merged(path, small, Rules(10**6, 10**6, codec=4)).parts) == small
-    [compressed] = decode_log(b"".join(merged(path, _batches(500), Rules(10**6, 10**6, codec=4)).parts))
+    [compressed] = decode_any_log(b"".join(merged(path, _batches(500), Rules(10**6, 10**6, codec=4)).parts))
     assert compressed.codec == 4
-    [other] = decode_log(b"".join(merged(path, _batches(1, codec=1), Rules(10**6, 10**6, codec=4)).parts))
+    [other] = decode_any_log(b"".join(merged(path, _batches(1, codec=1), Rules(10**6, 10**6, codec=4)).parts))
     assert other.codec == 4
 
 
 def test_batches_of_a_group_coordinator_are_merged(path):
     """Batches of a group coordinator have no producer, but the sequence 0."""
     log = _batches(9, 9, 9, base_sequence=0)
-    [batch] = decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
+    [batch] = decode_any_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
     assert (batch.record_count, batch.base_sequence) == (3, 0)
     log = _batches(9, base_sequence=0) + _batches(9, offset=1)
-    assert len(decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))) == 2
+    assert len(decode_any_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))) == 2
 
 
 def test_the_last_offset_is_at_most_an_int32_above_the_base_offset(path):
     log = _batches(1) + _batches(1, offset=2**31 - 1) + _batches(1, offset=2**31)
-    first, second = decode_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
+    first, second = decode_any_log(b"".join(merged(path, log, Rules(10**6, 10**6)).parts))
     assert (first.last_offset, second.base_offset) == (2**31 - 1, 2**31)

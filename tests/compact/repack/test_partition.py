@@ -28,9 +28,10 @@ from tests.compact.repack.cases import (
     task_of,
     written,
 )
-from tests.reference.batches import Rec, all_records, decode_log, encode_batch, encode_marker
+from tests.reference.batches import Rec, all_records, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
 from tests.reference.indexing import index_files
+from tests.reference.legacy import decode_any_log
 from tests.reference.repack import Rules
 
 
@@ -73,10 +74,10 @@ def test_every_file_is_that_of_the_reference_model(case, tmp_path):
     after = model(log, rules)
     assert files_in(path) == after
     last = results[-1]
-    batches = sum(len(decode_log(data)) for data in before)
+    batches = sum(len(decode_any_log(data)) for data in before)
     assert last.batches_before == batches
-    assert last.batches_after == sum(len(decode_log(expected(data, rules))) for data in before)
-    assert last.records_before == last.records_after == sum(b.record_count for d in before for b in decode_log(d))
+    assert last.batches_after == sum(len(decode_any_log(expected(data, rules))) for data in before)
+    assert last.records_before == last.records_after == sum(b.record_count for d in before for b in decode_any_log(d))
     assert last.bytes_before == sum(map(len, before)) + len(log.segments[-1].log)
     assert last.bytes_after == sum(len(data) for name, data in after.items() if name.endswith(".log"))
     assert last.segments_after == last.segments_before == len(log.segments)
@@ -159,7 +160,7 @@ def test_the_last_five_batches_of_each_producer_are_unchanged(tmp_path):
         assert files[f"{0:020d}.log"] == expected(first, rules)
         assert files[f"{20:020d}.log"] == expected(second, rules)
         assert files[f"{30:020d}.log"] == active
-        assert any(batch.codec == 4 for batch in decode_log(files[f"{20:020d}.log"]))
+        assert any(batch.codec == 4 for batch in decode_any_log(files[f"{20:020d}.log"]))
         facts = written(path, log)
         task = replace(task, segments=facts)
 
@@ -194,7 +195,7 @@ def test_forgotten_producers_are_those_that_have_expired(case, tmp_path):
     is_active = rng.random() < 0.5
     entry = ProducerEntry(1, 0, 1, 31, 0, NOW if is_active else OLD, -1, -1)
     Path(path, f"{42:020d}.snapshot").write_bytes(encode_snapshot([entry]))
-    batches = [batch for data in logs for batch in decode_log(data)]
+    batches = [batch for data in logs for batch in decode_any_log(data)]
     kept = [batch.base_offset for batch in batches if batch.producer_id == 1 and not batch.control][-5:]
     rules = forgetting(b"".join(logs), Rules(10**5, 10**6, rng.choice([None, 4])), (0,) if is_active else (0, 1))
     rules = replace(rules, kept=kept if is_active else ())
@@ -240,5 +241,5 @@ def test_a_compaction_afterwards_retains_the_same_records(case, tmp_path):
         result = clean_partition(LOCAL, task)
         install(LOCAL, task, result)
         logs = sorted(name for name in files_in(path) if name.endswith(".log"))
-        found.append(all_records([batch for name in logs for batch in decode_log(Path(path, name).read_bytes())]))
+        found.append(all_records([batch for name in logs for batch in decode_any_log(Path(path, name).read_bytes())]))
     assert found[0] == found[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from keytail.compact.proof import markers as proof_markers
+from keytail.compact.proof import output as proof_output
 from keytail.compact.proof import state as proof_state
+from keytail.compact.repack import proof as repack_proof
 from keytail.compact.repack.proof import RepackReport, RepackSpec, prove_repack
-from keytail.errors import CorruptLog, KeytailError
+from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
 from tests.compact.repack.cases import NOW, OF_PRODUCERS, expected, forgetting, rules, segments
-from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
+from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
 from tests.reference.indexing import index_files
+from tests.reference.legacy import decode_any_log, encode_wrapper
 from tests.reference.repack import Rules
 from tests.reference.varints import crc32c
 
@@ -48,10 +52,10 @@ class Case:
 
     def __post_init__(self) -> None:
         made = expected(self.source, self.rules)
-        self.out = [made[batch.position : batch.position + batch.size] for batch in decode_log(made)]
+        self.out = [made[batch.position : batch.position + batch.size] for batch in decode_any_log(made)]
 
     def batch(self, number: int) -> Batch:
-        return decode_log(self.out[number])[0]
+        return decode_any_log(self.out[number])[0]
 
     def position(self, number: int) -> int:
         return sum(map(len, self.out[:number]))
@@ -78,6 +82,10 @@ class Case:
         return {**files, **self.files}
 
     def prove(self, directory: Path) -> RepackReport:
+        return prove_repack(LOCAL, self.spec(directory))
+
+    def spec(self, directory: Path) -> RepackSpec:
+        """Write the files, and return what to prove."""
         directory.mkdir(exist_ok=True)
         for base, data in ((self.base, self.source), (self.end, self.active)):
             (directory / f"{base:020d}.log").write_bytes(data)
@@ -93,7 +101,7 @@ class Case:
             (directory / name).write_bytes(data)
             made.append(CleanFile(suffix, name, len(data), ""))
         limit = min(self.rules.batch_bytes, self.rules.max_message_bytes - 61)
-        spec = RepackSpec(
+        return RepackSpec(
             str(directory),
             facts,
             [GroupOutput((self.base,), (OutputSegment(self.base, tuple(made)),))],
@@ -109,7 +117,6 @@ class Case:
             expired_before_ms=self.expired_before_ms,
             end_offset=self.end_offset,
         )
-        return prove_repack(LOCAL, spec)
 
 
 def example(**more) -> Case:
@@ -145,6 +152,11 @@ def patch(data: bytes, at: int, new: bytes) -> bytes:
     return fix_crc(data[:at] + new + data[at + len(new) :])
 
 
+def longer(data: bytes) -> bytes:
+    """Return a batch with a byte after its records."""
+    return fix_crc(data[:8] + struct.pack(">i", len(data) + 1 - 12) + data[12:] + b"\0")
+
+
 @pytest.fixture(params=["windows of 2 MiB", "windows below a batch"])
 def windows(request, monkeypatch):
     if request.param != "windows of 2 MiB":
@@ -163,7 +175,7 @@ def test_the_proof_passes_without_a_mutation(tmp_path, windows, codec):
 @settings(deadline=None, max_examples=draws(300))
 @given(segments(), rules())
 def test_every_correct_output_passes(tmp_path_factory, log, rules):
-    batches = decode_log(log)
+    batches = decode_any_log(log)
     if batches:
         case = Case(log, rules, base=batches[0].base_offset, end=batches[-1].last_offset + 1)
         report = case.prove(tmp_path_factory.mktemp("p"))
@@ -173,7 +185,7 @@ def test_every_correct_output_passes(tmp_path_factory, log, rules):
 @settings(deadline=None, max_examples=draws(300))
 @given(segments(OF_PRODUCERS), rules(), st.sets(st.integers(0, 1)))
 def test_every_correct_output_without_forgotten_producers_passes(tmp_path_factory, log, rules, ids):
-    batches = decode_log(log)
+    batches = decode_any_log(log)
     if batches:
         rules = forgetting(log, rules, ids)
         case = Case(log, rules, base=batches[0].base_offset, end=batches[-1].last_offset + 1)
@@ -296,6 +308,10 @@ def _cut(case: Case) -> None:
     case.files[".log"] = b"".join(case.out)[:-1]
 
 
+def _add_a_byte(case: Case) -> None:
+    case.out[0] = longer(case.out[0])
+
+
 def _attributes_in_record(case: Case) -> None:
     case.out[0] = patch(case.out[0], 62, b"\x01")
 
@@ -343,6 +359,7 @@ MUTATIONS: list[tuple[Callable[[Case], None], str, int | None, int | None]] = [
     (_fields(6, last_offset=17), "a batch differs from its source batch, which must not be changed", 6, 15),
     (_fields(0, record_count=4), "a record is not in the output", None, 5),
     (_fields(0, record_count=6), "has a record that the source's does not have", 0, 0),
+    (_add_a_byte, "a batch's record count is not the number of its records", 0, 0),
     (_patched(0, 57, struct.pack(">i", -1)), "a record is not in the output", None, 0),
     (_patched(0, 16, b"\x01"), "a batch is not of format v2", 0, 0),
     (_merge_over_marker, "a batch differs from its source batch, which must not be changed", 0, 6),
@@ -372,7 +389,7 @@ def test_a_violation_is_found_with_its_position(tmp_path, windows, mutate, text,
     if number is None:
         assert problem.path == str(tmp_path / f"{0:020d}.log")
         assert problem.byte_position == next(
-            b.position for b in decode_log(case.source) if b.base_offset <= offset <= b.last_offset
+            b.position for b in decode_any_log(case.source) if b.base_offset <= offset <= b.last_offset
         )
     else:
         assert problem.path == str(tmp_path / f"{0:020d}.log.r.a.clean")
@@ -401,6 +418,56 @@ def test_a_wrong_index_is_found(tmp_path, suffix, change, text):
         case.prove(tmp_path)
 
 
+def test_a_transaction_index_that_grew_after_the_plan_is_found(tmp_path):
+    spec = example(txn_index=struct.pack(">hqqqq", 0, 7, 1, 6, 7)).spec(tmp_path)
+    with open(tmp_path / f"{0:020d}.txnindex", "ab") as file:
+        file.write(b"\0")
+    with pytest.raises(KeytailError, match="the file has 35 bytes; it had 34 bytes when the run was planned"):
+        prove_repack(LOCAL, spec)
+
+
+@pytest.mark.parametrize("sources", [(), (0, 100), (5,)])
+def test_a_group_has_one_source_segment(tmp_path, sources):
+    spec = example().spec(tmp_path)
+    [group] = spec.groups
+    with pytest.raises(KeytailError, match="a group does not have exactly one source segment"):
+        prove_repack(LOCAL, replace(spec, groups=[replace(group, source_bases=sources)]))
+
+
+@pytest.mark.parametrize(("base", "text"), [(50, "has no batches: 50"), (150, "has the wrong base offset 150")])
+def test_an_output_above_all_batches_of_the_source_is_found(tmp_path, base, text):
+    """The source is the last segment of a log that ends at offset 150."""
+    spec = example().spec(tmp_path)
+    [group] = spec.groups
+    [output] = group.segments
+    group = replace(group, segments=(output, replace(output, base_offset=base)))
+    with pytest.raises(KeytailError, match=text):
+        prove_repack(LOCAL, replace(spec, segments=spec.segments[:1], groups=[group]))
+
+
+def test_a_last_offset_above_all_batches_of_the_source_is_found(tmp_path):
+    case = Case(b"".join(encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)), Rules(10**4, 10**5))
+    [_] = case.out
+    case.rebuild(0, last_offset=5)
+    with pytest.raises(KeytailError, match="last offset differs"):
+        case.prove(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("codec", "text", "number"),
+    [(0, "which must not be changed", 2), (1, "a batch is larger than allowed", 0)],
+    ids=["source", "output"],
+)
+def test_a_batch_that_is_too_large_when_decompressed_is_not_rebuilt(tmp_path, monkeypatch, codec, text, number):
+    case = example(rules=Rules(10**4, 10**5, codec=codec))
+    case.prove(tmp_path / "small")
+    monkeypatch.setattr(proof_output, "WHOLE_BLOCK_BYTES", 40)
+    monkeypatch.setattr(proof_state, "_BLOCK_BYTES", 40)
+    with pytest.raises(KeytailError, match=text) as caught:
+        case.prove(tmp_path / "large")
+    assert caught.value.byte_position == case.position(number)
+
+
 def test_a_merge_that_was_not_requested_is_found(tmp_path):
     case = example(rules=Rules(10**4, 10**5))
     case.rules = Rules(0, 10**5)
@@ -417,6 +484,15 @@ def test_a_batch_above_a_limit_is_found(tmp_path, limits):
     assert (caught.value.byte_position, caught.value.offset) == (0, 0)
 
 
+def test_a_batch_that_has_another_codec_and_is_above_the_limit_is_found(tmp_path):
+    case = Case(encode_batch([Rec(0, NOW, b"k", b"v" * 500)], codec=4), Rules(10**4, 10**5, codec=0))
+    assert case.batch(0).codec == 0
+    case.prove(tmp_path)
+    case.rules = Rules(10**4, 300, codec=0)
+    with pytest.raises(KeytailError, match="a batch is larger than allowed"):
+        case.prove(tmp_path)
+
+
 def test_two_batches_above_the_limit_of_a_merged_batch_are_found(tmp_path):
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 60)]) for offset in range(2)]
     case = Case(b"".join(batches), Rules(10**4, 10**5))
@@ -426,9 +502,13 @@ def test_two_batches_above_the_limit_of_a_merged_batch_are_found(tmp_path):
         case.prove(tmp_path)
 
 
-def test_a_batch_of_a_producer_is_not_merged(tmp_path):
+@pytest.mark.parametrize(
+    "fields",
+    [{"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}, {"transactional": True}],
+    ids=["producer", "transactional without a producer"],
+)
+def test_a_batch_of_a_producer_or_transaction_is_not_merged(tmp_path, fields):
     """A batch of a producer is not even merged with another batch of the same producer."""
-    fields = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v" * 9)], **fields) for offset in range(2)]
     case = Case(b"".join(batches), Rules(10**4, 10**5))
     case.rebuild(0, [record for number in (0, 1) for record in case.batch(number).records], last_offset=1)
@@ -532,11 +612,36 @@ def test_a_producer_that_has_not_expired_is_not_forgotten(tmp_path, change, text
         case.prove(tmp_path)
 
 
+def test_markers_that_exceed_the_memory_are_an_error_with_a_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(proof_markers, "_FIRST_ROWS", 1)
+    monkeypatch.setattr(repack_proof, "_MAX_MARKERS_BYTES", 0)
+    case = forgetful(active=encode_marker(100, NOW, commit=True, producer_id=9, producer_epoch=0))
+    with pytest.raises(Refused, match="transaction markers"):
+        case.prove(tmp_path)
+
+
 def test_a_later_batch_of_a_forgotten_producer_is_found(tmp_path):
     later = encode_batch([Rec(100, NOW + 9, b"k", b"v")], producer_id=8, producer_epoch=0, base_sequence=9)
     case = forgetful(active=later, expired_before_ms=NOW + 5)
     with pytest.raises(KeytailError, match="producer id 8 has not expired"):
         case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_message_of_magic_0_or_1_must_not_be_changed(tmp_path, magic):
+    old = [Rec(offset, NOW if magic else -1, b"k", b"v") for offset in (2, 3)]
+    before, after = (
+        b"".join(encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in offsets) for offsets in ((0, 1), (4, 5))
+    )
+    case = Case(before + encode_wrapper(old, 1, magic=magic) + after, Rules(10**4, 10**5))
+    assert [batch.record_count for batch in map(case.batch, range(3))] == [2, 2, 2]
+    case.prove(tmp_path / "copied")
+    case.out[1] = encode_wrapper([old[0], replace(old[1], value=b"w")], 1, magic=magic)
+    with pytest.raises(KeytailError, match="a batch is not of format v2"):
+        case.prove(tmp_path / "changed")
+    case.out[1] = encode_batch(old, base_offset=2)
+    with pytest.raises(KeytailError, match="must not be changed"):
+        case.prove(tmp_path / "rebuilt")
 
 
 @pytest.mark.parametrize("latest", [0, 1])
@@ -559,6 +664,27 @@ def test_a_damaged_source_is_reported_as_damage(tmp_path):
     with pytest.raises(CorruptLog, match="invalid CRC") as caught:
         case.prove(tmp_path)
     assert (caught.value.path, caught.value.byte_position) == (str(tmp_path / f"{0:020d}.log"), 0)
+
+
+@pytest.mark.parametrize(
+    "change", [longer, lambda data: patch(data, 57, struct.pack(">i", 2**31 - 1))], ids=["bytes", "count"]
+)
+def test_records_of_a_source_that_do_not_fill_it_are_reported_as_damage(tmp_path, change):
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)]
+    case = Case(b"".join(batches), Rules(10**4, 10**5))
+    case.source = batches[0] + change(batches[1])
+    with pytest.raises(CorruptLog, match="record count is not the number of its records") as caught:
+        case.prove(tmp_path)
+    assert caught.value.byte_position == len(batches[0])
+
+
+def test_a_record_of_a_source_that_cannot_be_parsed_is_reported_as_damage(tmp_path):
+    batches = [encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)]
+    case = Case(b"".join(batches), Rules(10**4, 10**5))
+    case.source = batches[0] + patch(batches[1], 65, b"\x7e")  # the size of the key
+    with pytest.raises(CorruptLog, match="a record cannot be parsed") as caught:
+        case.prove(tmp_path)
+    assert (caught.value.byte_position, caught.value.offset) == (len(batches[0]), 1)
 
 
 @pytest.mark.parametrize("offsets", [(0, 0), (1, 0), (-1, 0), (0, 2)])
