@@ -12,6 +12,7 @@ from keytail.log.partition import SegmentFacts
 from tests.reference.batches import Rec, encode_batch
 from tests.reference.cleaner import Segment
 from tests.reference.indexing import index_files
+from tests.reference.varints import longer_varint
 
 
 @dataclass
@@ -72,13 +73,8 @@ def _random_batch(rng, offset, now_ms, keys, codecs, keyless, producers):
     if rng.random() < 0.05:
         fields["extra_attributes"] = 0x100
     if rng.random() < 0.1:  # some varints are overlong, so that records of rebuilt batches must be encoded again
-        fields["spell"] = lambda varint: _longer(varint) if rng.random() < 0.3 else varint
+        fields["spell"] = lambda varint: longer_varint(varint) if rng.random() < 0.3 else varint
     return encode_batch(records, **fields), last + 1
-
-
-def _longer(varint: bytes) -> bytes:
-    """Return an overlong varint of the same number; readers accept up to 5 bytes for lengths."""
-    return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
 
 
 def write_log(path: str, segments: list[Segment]) -> tuple[SegmentFacts, ...]:

@@ -31,6 +31,7 @@ from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 from tests.reference.cleaner import Segment, clean
 from tests.reference.indexing import index_files
+from tests.reference.varints import longer_varint
 
 NOW = 1_750_000_000_000
 
@@ -276,9 +277,7 @@ def test_the_first_retained_record_determines_the_base_timestamp_of_a_batch_in_p
 def test_a_batch_that_has_its_horizon_is_copied(tmp_path):
     """The batch has overlong varints, which a rewrite would shorten."""
     records = [Rec(0, NOW, b"a", None), Rec(1, NOW, b"b", b"v")]
-    log = encode_batch(
-        records, delete_horizon_ms=NOW + 1, spell=lambda number: number[:-1] + bytes([number[-1] | 0x80, 0])
-    )
+    log = encode_batch(records, delete_horizon_ms=NOW + 1, spell=longer_varint)
     dirty = encode_batch([Rec(2, NOW, b"c", b"v")])
     segments, path = [Segment(0, log), Segment(2, dirty), Segment(3, b"")], str(tmp_path / "t-0")
     task = task_for(path, RandomLog(segments, [], 3, {}), write_log(path, segments), NOW, first_dirty=2)

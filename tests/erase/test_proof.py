@@ -23,7 +23,7 @@ from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Segment, _emptied, _rebuilt
 from tests.reference.indexing import index_files
 from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
-from tests.reference.varints import crc32c
+from tests.reference.varints import crc32c, longer_varint
 
 NOW = 1_700_000_000_000
 KEYS = [b"x", b"y", b"\0\0\0\0"]
@@ -403,6 +403,17 @@ def test_every_mutation_is_found(tmp_path, monkeypatch, name, codec, in_pieces):
     with pytest.raises(KeytailError) as error:
         case.prove(tmp_path)
     assert error.value.slug in ("missing-in-output", "invalid-output-batch", "invalid-output-index")
+
+
+def test_a_batch_from_which_nothing_is_erased_keeps_its_bytes(tmp_path):
+    """The rebuilt batch has the same records, but shorter varints. A tombstone gets no delete horizon."""
+    records = [Rec(1, NOW, b"a", None)]
+    batch = encode_batch(records, leader_epoch=3, spell=longer_varint)
+    case = Case([Segment(0, data(0, (b"x", b"1")) + batch), Segment(60, b"")])
+    case.prove(tmp_path)
+    case.put(encode_batch(records, leader_epoch=3))
+    with pytest.raises(KeytailError, match="a batch from which nothing was removed differs"):
+        case.prove(tmp_path)
 
 
 def old_example() -> Case:

@@ -37,6 +37,11 @@ def _encode_groups(unsigned: int) -> bytes:
     return bytes(out)
 
 
+def longer_varint(varint: bytes) -> bytes:
+    """Return an encoding of the same number with one more byte, if 32 bits allow that."""
+    return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
+
+
 def decode_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the value at byte `at`, and the position after it. Raises ValueError beyond 5 bytes, or past the end."""
     unsigned, at = _decode_groups(data, at, most_bytes=5)

@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from keytail.compact.proof.legacy import read_message
+from keytail.compact.proof.prove import prove
 from keytail.errors import CorruptLog, KeytailError
+from keytail.log.fs import LOCAL
 from tests.chance import draws
 from tests.compact.proof.case import NOW, RETENTION, Case
 from tests.reference import cleaner
@@ -502,6 +504,32 @@ def test_only_for_brokers_with_format_v2_must_the_last_message_of_the_range_be_r
     else:
         with pytest.raises(KeytailError, match="the batch that ends the cleaned range"):
             case.prove(tmp_path)
+
+
+@pytest.mark.parametrize("pass_segments", [None, (0, 1)], ids=["in this pass", "in a later pass"])
+def test_messages_without_a_key_are_removed_only_if_allowed(tmp_path, pass_segments):
+    segments = [Segment(0, encode_single(Rec(0, NOW, b"a", b"1"))), Segment(1, encode_single(Rec(1, NOW, b"b", b"2")))]
+    case = Case([*segments, Segment(40, b"")], first_dirty=0, segment_bytes=1)
+    keyless = Rec(1, NOW, None, b"2")
+    case.segments[1] = replace(segments[1], log=encode_single(keyless))
+    case.put(encode_batch([keyless], leader_epoch=-1))
+    case.prove(tmp_path)
+    case.drop(1)
+    spec = case.spec(tmp_path)
+    if pass_segments:
+        spec = replace(spec, pass_segments=pass_segments, groups=spec.groups[:1])
+    with pytest.raises(KeytailError, match="without a key") as caught:
+        prove(LOCAL, spec)
+    assert (caught.value.path, caught.value.offset) == (f"{tmp_path}/{1:020d}.log", 1)
+    prove(LOCAL, replace(spec, drop_keyless=True))
+
+
+def test_a_message_beyond_the_cleaned_range_must_be_retained(tmp_path):
+    log = b"".join(encode_single(Rec(offset, NOW, b"a", b"%d" % offset)) for offset in range(3))
+    case = Case([Segment(0, log), Segment(40, b"")], first_dirty=0)
+    with pytest.raises(KeytailError, match="a record beyond the cleaned range is not in the output") as caught:
+        prove(LOCAL, replace(case.spec(tmp_path), end_offset=1))
+    assert caught.value.offset == 1
 
 
 def test_the_message_at_the_first_dirty_offset_supersedes_others(tmp_path):

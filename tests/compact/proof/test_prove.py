@@ -24,7 +24,7 @@ from tests.compact.proof.case import SmallWindow
 from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
-from tests.reference.varints import crc32c
+from tests.reference.varints import crc32c, longer_varint
 
 NOW = 1_700_000_000_000
 INTERVAL = 200
@@ -399,6 +399,11 @@ def _m_magic(c):
     o.data = o.data[:16] + b"\x01" + o.data[17:]
 
 
+def _m_impossible_size(c):
+    o = _whole(c)
+    o.data = o.data[:8] + b"\xff\xff\xff\xff" + o.data[12:]
+
+
 def _m_base_timestamp(c):
     o = next(o for o in c.batches() if o.source.base_offset == 30)
     _again(o, o.records, base_timestamp=o.records[0].timestamp - 1)
@@ -477,6 +482,11 @@ def _m_swapped_batches(c):
 def _m_extra_batch_between(c):
     o = c.out[0][0]
     c.out[1].insert(0, Out(encode_batch([Rec(29, NOW, b"new", b"x")]), o.source, ()))
+
+
+def _m_extra_batch_in_a_gap(c):
+    at = next(i for i, o in enumerate(c.out[0]) if o.source.base_offset == 14)
+    c.out[0].insert(at + 1, Out(encode_batch([Rec(17, NOW, b"new", b"x")]), c.out[0][at].source, ()))
 
 
 def _m_extra_batch_at_the_end(c):
@@ -597,7 +607,7 @@ MUTATIONS = {name[3:]: f for name, f in sorted(globals().items()) if name.starts
 
 
 def test_there_are_as_many_mutations_as_documented():
-    assert len(MUTATIONS) == 81
+    assert len(MUTATIONS) == 83
 
 
 @pytest.fixture(params=[(0, False), (1, False), (4, False), (0, True), (1, True)], ids=lambda p: f"{p[0]}-{p[1]}")
@@ -761,7 +771,7 @@ def test_records_of_a_source_that_are_too_small_are_reported_in_pieces(tmp_path,
 def test_a_batch_from_which_nothing_is_removed_keeps_its_bytes(tmp_path):
     """The rebuilt batch has the same records, but shorter varints."""
     records = [Rec(i, NOW, b"%d" % i, b"x") for i in range(2)]
-    batch = encode_batch(records, spell=lambda varint: varint[:-1] + bytes([varint[-1] | 0x80, 0]))
+    batch = encode_batch(records, spell=longer_varint)
     case = Case({0: batch, 2: b""}, [[0]], Round(0, 2, 2, NOW))
     case.prove(tmp_path)
     case.batches()[0].data = encode_batch(records)
@@ -845,6 +855,10 @@ def test_keyless_records_are_removed_only_if_allowed(tmp_path):
     case = Case(segments, [[0]], Round(0, 2, 2, NOW))
     with pytest.raises(KeytailError, match="without a key"):
         case.prove(tmp_path)
+    removed = case.batches()[0].data
+    case.batches()[0].data = segments[0]
+    case.prove(tmp_path)
+    case.batches()[0].data = removed
     case.round = replace(case.round, drop_keyless=True)
     case.prove(tmp_path)
 
@@ -942,6 +956,44 @@ def test_the_position_of_a_lost_record_is_reported(tmp_path):
         case.prove(tmp_path)
     error = caught.value
     assert (error.path, error.byte_position, error.offset) == (f"{tmp_path}/{30:020d}.log", 0, 31)
+
+
+def test_a_record_of_an_output_that_cannot_be_parsed_is_found(tmp_path):
+    case = _example()
+    o = _rebuilt(case)
+    o.data = _patch(o.data, 61, b"\x01")  # the size of the record: -1
+    with pytest.raises(KeytailError, match="a record cannot be parsed") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == o.source.base_offset
+
+
+@pytest.mark.parametrize("offset", [1, 5])
+def test_an_extra_record_between_records_of_the_source_or_above_them_is_found(tmp_path, offset):
+    """The last record of the source is removed, so that no other record is missing."""
+    records = [Rec(0, NOW, b"a", b"1"), Rec(2, NOW, b"b", b"2"), Rec(4, NOW, b"c", b"3")]
+    log = encode_batch(records, last_offset=6) + encode_batch([Rec(7, NOW, b"c", b"4")])
+    case = Case({0: log, 8: b""}, [[0]], Round(0, 8, 8, NOW))
+    o = case.batches()[0]
+    assert len(o.records) == 2
+    _again(o, sorted([*o.records, Rec(offset, NOW, b"new", b"x")], key=lambda record: record.offset))
+    with pytest.raises(KeytailError, match="has a record that the source's does not have") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == offset
+
+
+@pytest.mark.parametrize(
+    "mutate, what",
+    [
+        (_m_log_truncated_in_a_batch, "a batch is cut off by the end of the file"),
+        (_m_impossible_size, "a batch has an impossible size"),
+        (_m_extra_batch_in_a_gap, "no batch of the source has this base offset at this place"),
+    ],
+)
+def test_errors_are_named_where_they_begin(tmp_path, mutate, what):
+    case = _example()
+    mutate(case)
+    with pytest.raises(KeytailError, match=what):
+        case.prove(tmp_path)
 
 
 def test_the_offset_of_an_extra_record_is_reported(tmp_path):

@@ -5,6 +5,7 @@ import struct
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from keytail.compact.proof import markers as proof_markers
@@ -406,17 +407,57 @@ def test_an_entry_may_have_the_stable_offset_0(tmp_path):
     case.prove(tmp_path)
 
 
-def test_a_marker_that_was_not_collected_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("found_offsets", [[10, 25], []])
+def test_a_marker_that_was_not_collected_is_an_error(tmp_path, monkeypatch, found_offsets):
     collect = proof_state.collect_markers
 
-    def collect_all_but_one(*arguments):
+    def collect_some(*arguments):
         found = collect(*arguments)
-        return found[found[:, marker_table.OFFSET] != 9]
+        return found[np.isin(found[:, marker_table.OFFSET], found_offsets)]
 
-    monkeypatch.setattr(proof_state, "collect_markers", collect_all_but_one)
+    monkeypatch.setattr(proof_state, "collect_markers", collect_some)
+    log = commit(9, 1) + commit(10, 1) + data(11, -1, (b"a", b"1")) + commit(25, 2)
     with pytest.raises(CorruptLog) as caught:
-        _example().prove(tmp_path)
+        Case([Segment(0, log), Segment(30, b"")], first_dirty=0).prove(tmp_path)
     assert caught.value.offset == 9
+
+
+def test_a_batch_of_an_open_transaction_is_not_removed_although_its_records_are_superseded(tmp_path):
+    """The batch has a record, or lost it in an earlier round."""
+    first = data(0, 1, (b"a", b"1"))
+    batch = decode_log(first)[0]
+    for log in (first, _emptied(batch)):
+        case = Case([Segment(0, log + data(1, -1, (b"a", b"2"))), Segment(4, b"")], first_dirty=0)
+        with pytest.raises(KeytailError, match="data of a transaction that has not ended"):
+            case.prove(tmp_path)
+        case.put(log)
+        case.prove(tmp_path)
+    case = Case([Segment(0, first + data(1, -1, (b"a", b"2"))), Segment(4, b"")], first_dirty=0)
+    case.put(_emptied(batch))
+    with pytest.raises(KeytailError, match="data of a transaction that has not ended"):
+        case.prove(tmp_path)
+
+
+def test_a_marker_whose_data_is_still_there_is_not_removed_after_its_horizon(tmp_path):
+    log = data(0, 4, (b"a", b"1")) + commit(1, 4, delete_horizon_ms=NOW - 1) + data(2, -1, (b"b", b"2"))
+    case = Case([Segment(0, log), Segment(4, b"")], first_dirty=0)
+    case.prove(tmp_path)
+    case.drop(1)
+    with pytest.raises(KeytailError, match="the marker of a transaction that had data"):
+        case.prove(tmp_path)
+
+
+def test_control_records_of_an_unknown_type_are_retained(tmp_path):
+    records = [Rec(offset, NOW, b"\0\0\0\2", b"%d" % offset) for offset in range(2)]
+    control = encode_batch(records, control=True)
+    case = Case([Segment(0, control + data(2, -1, (b"a", b"1"))), Segment(4, b"")], first_dirty=0)
+    case.prove(tmp_path)
+    case.put(encode_batch(records[:1], last_offset=1, control=True))
+    with pytest.raises(KeytailError, match="record count"):
+        case.prove(tmp_path)
+    case.drop(0)
+    with pytest.raises(KeytailError, match="the marker of a transaction that had data"):
+        case.prove(tmp_path)
 
 
 def test_a_torn_tail_of_the_last_segment_is_not_read(tmp_path):

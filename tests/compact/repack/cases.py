@@ -23,6 +23,7 @@ from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Aborted, Segment
 from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
 from tests.reference.repack import Rules, markers, repack
+from tests.reference.varints import longer_varint
 
 NOW = 1_700_000_000_000
 
@@ -103,10 +104,6 @@ def encode_messages(records: Sequence[Rec], codec: int, magic: int) -> bytes:
     return b"".join(encode_single(record, magic=magic) for record in records)
 
 
-def _longer(varint: bytes) -> bytes:
-    return varint[:-1] + bytes([varint[-1] | 0x80, 0]) if len(varint) < 5 else varint
-
-
 OTHER_KINDS = (
     "other", "horizon", "append time", "producer", "transaction", "sequence", "marker", "empty", "old timestamp",
     "unknown attribute", "long varints", "message",
@@ -142,7 +139,7 @@ def segments(draw: st.DrawFn, kinds: Sequence[str] = ("plain",) * 12 + OTHER_KIN
         elif kind == "unknown attribute":
             more["extra_attributes"] = 0x100
         elif kind == "long varints":
-            more["spell"] = _longer
+            more["spell"] = longer_varint
         if kind == "marker":
             commit = draw(st.booleans())
             producer_id = draw(st.integers(0, 1))

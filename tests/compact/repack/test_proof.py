@@ -445,6 +445,14 @@ def test_an_output_above_all_batches_of_the_source_is_found(tmp_path, base, text
         prove_repack(LOCAL, replace(spec, segments=spec.segments[:1], groups=[group]))
 
 
+def test_a_source_batch_above_the_base_offset_of_the_next_segment_is_reported_as_damage(tmp_path):
+    case = example(end=12)
+    del case.out[5:]
+    with pytest.raises(CorruptLog, match="offsets do not follow") as caught:
+        case.prove(tmp_path)
+    assert caught.value.offset == 12
+
+
 def test_a_last_offset_above_all_batches_of_the_source_is_found(tmp_path):
     case = Case(b"".join(encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)), Rules(10**4, 10**5))
     [_] = case.out
