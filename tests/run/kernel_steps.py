@@ -53,7 +53,12 @@ from keytail.salvage.partition import salvage_partition
 from keytail.salvage.write import NewPartition
 from keytail.verify.task import verify_partition
 
-_NOW_MS = time.time_ns() // 1_000_000
+_NOW_MS = time.time_ns() // 1_000_000  # of records; the steps may run hours later
+
+
+def _clock_ms() -> int:
+    """Return a time shortly after the segments were written, whose modification times a compaction compares with it."""
+    return time.time_ns() // 1_000_000 + 60_000
 
 
 def run_all() -> None:
@@ -267,7 +272,7 @@ def _compact(path: str) -> None:
         facts = _facts(path)
         if checkpoint is not None and len(facts.segments) > 2:
             facts = replace(facts, cleaner_checkpoint=facts.segments[-2].base_offset)
-        compact(facts, config, now_ms=_NOW_MS + 60_000, message_format="v2")
+        compact(facts, config, now_ms=_clock_ms(), message_format="v2")
 
 
 def _many_keys(home: str) -> str:
@@ -285,7 +290,7 @@ def _compact_in_passes(path: str) -> None:
     facts = _facts(path)
     task = CleaningTask.of(
         facts, first_dirty_offset=0, first_uncleanable_offset=facts.segments[-1].base_offset,
-        now_ms=_NOW_MS + 60_000, config=COMPACTED, run_id="warm", grouping="kafka", max_scratch_bytes=1,
+        now_ms=_clock_ms(), config=COMPACTED, run_id="warm", grouping="kafka", max_scratch_bytes=1,
         hottest_keys=2, message_format="v2",
     )  # fmt: skip
     task = replace(task, config=replace(COMPACTED, segment_bytes=1))
