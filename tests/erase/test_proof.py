@@ -19,11 +19,11 @@ from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
 from tests.in_pieces import read_in_pieces
 from tests.reference import erasure
-from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
+from tests.reference.batches import Batch, Rec, encode_batch, encode_marker, with_bytes
 from tests.reference.cleaner import Segment, _emptied, _rebuilt
 from tests.reference.indexing import index_files
 from tests.reference.legacy import decode_any_log, encode_single, encode_wrapper
-from tests.reference.varints import crc32c, longer_varint
+from tests.reference.varints import longer_varint
 
 NOW = 1_700_000_000_000
 KEYS = [b"x", b"y", b"\0\0\0\0"]
@@ -85,9 +85,8 @@ class Case:
 
     def patch(self, base_offset: int, at: int, new: bytes) -> None:
         [old] = [o for o in self._output(base_offset) if decode_any_log(o)[0].base_offset == base_offset]
-        changed = old[:at] + new + old[at + len(new) :]
+        changed = with_bytes(old, at, new)
         assert changed != old
-        changed = changed[:17] + struct.pack(">I", crc32c(changed[21:])) + changed[21:]
         output = self._output(base_offset)
         output[output.index(old)] = changed
 

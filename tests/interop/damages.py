@@ -14,7 +14,7 @@ from pathlib import Path
 
 from keytail.format.producers import encode_snapshot, parse_snapshot
 from tests.interop.kafka import Kafka, KafkaError
-from tests.reference.varints import crc32c
+from tests.reference.batches import with_bytes
 
 # Offsets that are not consecutive, as in every cleaned log, are not a complaint.
 _DUMP_SIGNS = (
@@ -64,10 +64,6 @@ def _batch(rng: random.Random, partition: Path, *, magic: int | None = None) -> 
 def _write_at(path: Path, at: int, data: bytes) -> None:
     old = path.read_bytes()
     path.write_bytes(old[:at] + data + old[at + len(data) :])
-
-
-def _with_crc(batch: bytes) -> bytes:
-    return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
 def _recovery_truncates(log: Path) -> Witness:
@@ -140,7 +136,7 @@ def wrong_max_timestamp(rng: random.Random, partition: Path) -> Damage | None:
     log, position, batch = chosen
     (max_ms,) = struct.unpack_from(">q", batch, 35)
     data = struct.pack(">q", max_ms + rng.choice([-1, 1, 10**9]))
-    _write_at(log, position, _with_crc(batch[:35] + data + batch[43:]))
+    _write_at(log, position, with_bytes(batch, 35, data))
     return Damage(("max-timestamp",), log, position)
 
 
@@ -153,7 +149,7 @@ def wrong_record_count(rng: random.Random, partition: Path) -> Damage | None:
     if count == 0 or batch[22] & 0x20:
         return None
     stated = count + rng.choice([-1, 1])
-    _write_at(log, position, _with_crc(batch[:57] + struct.pack(">i", stated) + batch[61:]))
+    _write_at(log, position, with_bytes(batch, 57, struct.pack(">i", stated)))
     kinds = ("record-count", "record", "decompress", "max-timestamp")
     # Kafka does not read the records of a batch whose header declares none.
     return Damage(kinds, log, position, _dump_complains(log, "--deep-iteration") if stated else None)

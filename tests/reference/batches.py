@@ -170,6 +170,23 @@ def encode_marker(
     )
 
 
+def with_crc(batch: bytes) -> bytes:
+    """Return the batch with the CRC of its present bytes."""
+    return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
+
+
+def with_bytes(batch: bytes, at: int, new: bytes) -> bytes:
+    """Return the batch with other bytes at `at`, and with their CRC."""
+    return with_crc(batch[:at] + new + batch[at + len(new) :])
+
+
+def with_tail(batch: bytes, tail: bytes) -> bytes:
+    """Return the batch with these bytes after its records, in its block; the record count is unchanged."""
+    codec = batch[22] & 7
+    block = codecs.compress(codec, codecs.decompress(codec, batch[61:]) + tail)
+    return with_crc(batch[:8] + struct.pack(">i", 49 + len(block)) + batch[12:61] + block)
+
+
 def decode_log(data: bytes, *, check_crc: bool = True) -> list[Batch]:
     """Decode a segment's bytes, all of which must be valid batches. Raises ValueError, with a byte position, if not."""
     data = bytes(data)

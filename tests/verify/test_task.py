@@ -24,7 +24,7 @@ from tests import golden
 from tests.chance import draws
 from tests.compact.reference_round import index_bytes
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Rec, encode_batch, encode_marker
+from tests.reference.batches import Rec, encode_batch, encode_marker, with_crc
 from tests.reference.varints import crc32c
 
 NOW = 1_700_000_000_000
@@ -142,8 +142,7 @@ def _fixed(at: int, new: bytes):
     """Return a function that changes bytes of a batch, and gives it a valid checksum again."""
 
     def change(data: bytes) -> bytes:
-        data = _put(at, new)(data)
-        return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
+        return with_crc(_put(at, new)(data))
 
     return change
 

@@ -14,7 +14,6 @@ from keytail.compact.proof import state as proof_state
 from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
 from keytail.errors import CorruptLog, KeytailError, Refused
-from keytail.format.compression import compress, decompress
 from keytail.kernels.proof.key_hash import SECRET_BYTES
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
@@ -23,8 +22,8 @@ from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
 from tests.compact.reference_round import Out, Round, clean, index_bytes, newest_offsets, rebuild
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Rec, decode_log, encode_batch
-from tests.reference.varints import crc32c, longer_varint
+from tests.reference.batches import Rec, decode_log, encode_batch, with_bytes, with_crc, with_tail
+from tests.reference.varints import longer_varint
 
 NOW = 1_700_000_000_000
 INTERVAL = 200
@@ -127,21 +126,6 @@ def _example(codec: int = 0, timestamp_type: int = 0) -> Case:
     active = batch(40, (b"z", b"last"))
     segments = {0: first, 10: second, 30: third, 40: active}
     return Case(segments, [[0, 10], [30]], Round(10, 35, 40, NOW))
-
-
-def _fix_crc(data: bytes) -> bytes:
-    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
-
-
-def _patch(data: bytes, at: int, new: bytes) -> bytes:
-    return _fix_crc(data[:at] + new + data[at + len(new) :])
-
-
-def _longer(batch: bytes, tail: bytes) -> bytes:
-    """Return the batch with these bytes after its records."""
-    codec = decode_log(batch)[0].codec
-    block = compress(codec, decompress(codec, batch[61:]) + tail)
-    return _fix_crc(batch[:8] + struct.pack(">i", 49 + len(block)) + batch[12:61] + block)
 
 
 def _rebuilt(case: Case) -> Out:
@@ -346,7 +330,7 @@ def _m_last_offset(c):
 
 def _m_base_offset(c):
     o = _rebuilt(c)
-    o.data = _patch(o.data, 0, struct.pack(">q", o.source.base_offset + 1))
+    o.data = with_bytes(o.data, 0, struct.pack(">q", o.source.base_offset + 1))
 
 
 def _m_leader_epoch(c):
@@ -356,7 +340,7 @@ def _m_leader_epoch(c):
 
 def _m_leader_epoch_of_a_whole_batch(c):
     o = _whole(c)
-    o.data = _patch(o.data, 12, struct.pack(">i", 77))
+    o.data = with_bytes(o.data, 12, struct.pack(">i", 77))
 
 
 def _m_producer_id(c):
@@ -467,7 +451,7 @@ def _m_crc_field_of_a_rebuilt_batch(c):
 
 def _m_byte_after_the_records(c):
     o = _rebuilt(c)
-    o.data = _longer(o.data, b"\0")
+    o.data = with_tail(o.data, b"\0")
 
 
 def _m_duplicate_batch(c):
@@ -695,8 +679,8 @@ def test_a_source_truncated_within_a_batch_is_corrupt(tmp_path):
         (lambda first, second: second + first, "offsets do not follow"),
         (lambda first, second: first + struct.pack(">q", 1) + second[8:], "offsets do not follow"),
         (lambda first, second: first + struct.pack(">q", (1 << 62) + 1) + second[8:], "offsets do not follow"),
-        (lambda first, second: first + _patch(second, 23, struct.pack(">i", -1)), "offsets do not follow"),
-        (lambda first, second: first + _patch(second, 57, struct.pack(">i", -1)), "record count"),
+        (lambda first, second: first + with_bytes(second, 23, struct.pack(">i", -1)), "offsets do not follow"),
+        (lambda first, second: first + with_bytes(second, 57, struct.pack(">i", -1)), "record count"),
     ],
     ids=["swapped", "overlapping", "far too high", "negative last offset delta", "negative record count"],
 )
@@ -721,10 +705,10 @@ def test_a_source_whose_offsets_do_not_ascend_is_corrupt(tmp_path, offsets):
 
 
 IMPOSSIBLE_RECORDS = {
-    "size of a key": (lambda batch: _patch(batch, 65, b"\x7e"), "a record cannot be parsed"),
+    "size of a key": (lambda batch: with_bytes(batch, 65, b"\x7e"), "a record cannot be parsed"),
     "offset": (lambda batch: encode_batch([Rec(2, NOW, b"b", b"x")], base_offset=1, last_offset=1), "does not follow"),
-    "bytes after the records": (lambda batch: _longer(batch, b"\0"), "record count"),
-    "record count": (lambda batch: _patch(batch, 57, struct.pack(">i", 2**31 - 1)), "record count"),
+    "bytes after the records": (lambda batch: with_tail(batch, b"\0"), "record count"),
+    "record count": (lambda batch: with_bytes(batch, 57, struct.pack(">i", 2**31 - 1)), "record count"),
 }
 
 
@@ -762,7 +746,7 @@ def test_records_of_a_source_that_are_too_small_are_reported_in_pieces(tmp_path,
     records = [Rec(i, NOW, b"%d" % i, b"x" * 200) for i in range(4)]
     good = encode_batch(records, codec=codec)
     case = Case({0: good, 4: b""}, [[0]], Round(0, 4, 4, NOW))
-    case.segments[0] = _patch(_longer(good, b"\x02\0" * 37), 57, struct.pack(">i", 41))  # records of one byte
+    case.segments[0] = with_bytes(with_tail(good, b"\x02\0" * 37), 57, struct.pack(">i", 41))  # records of one byte
     with pytest.raises(CorruptLog, match="record count is not the number of its records") as caught:
         case.prove(tmp_path)
     assert (caught.value.byte_position, caught.value.offset) == (0, 4)
@@ -961,7 +945,7 @@ def test_the_position_of_a_lost_record_is_reported(tmp_path):
 def test_a_record_of_an_output_that_cannot_be_parsed_is_found(tmp_path):
     case = _example()
     o = _rebuilt(case)
-    o.data = _patch(o.data, 61, b"\x01")  # the size of the record: -1
+    o.data = with_bytes(o.data, 61, b"\x01")  # the size of the record: -1
     with pytest.raises(KeytailError, match="a record cannot be parsed") as caught:
         case.prove(tmp_path)
     assert caught.value.offset == o.source.base_offset
@@ -1082,7 +1066,7 @@ def test_a_random_flipped_bit_under_a_valid_checksum_is_found(tmp_path_factory, 
     at = data.draw(st.integers(21, len(o.data) - 1))
     flipped = bytearray(o.data)
     flipped[at] ^= 1 << data.draw(st.integers(0, 7))
-    o.data = _fix_crc(bytes(flipped))
+    o.data = with_crc(bytes(flipped))
     with pytest.raises(KeytailError):
         case.prove(tmp_path_factory.mktemp("p"))
 

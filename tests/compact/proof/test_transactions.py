@@ -16,9 +16,8 @@ from keytail.log.fs import LOCAL
 from tests.chance import draws
 from tests.compact.proof.case import NOW, RETENTION, Case, SmallWindow
 from tests.reference import cleaner
-from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker
+from tests.reference.batches import Batch, Rec, decode_log, encode_batch, encode_marker, with_bytes
 from tests.reference.cleaner import Aborted, Segment
-from tests.reference.varints import crc32c
 
 
 def data(offset: int, pid: int, *items: tuple[bytes, bytes | None], **fields) -> bytes:
@@ -82,11 +81,6 @@ def _example(codec: int = 0) -> Case:
         producers=producers,
         segment_bytes=1,
     )
-
-
-def _patched(data: bytes, at: int, new: bytes) -> bytes:
-    data = data[:at] + new + data[at + len(new) :]
-    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
 
 
 def _emptied(batch: Batch) -> bytes:
@@ -184,7 +178,7 @@ def _m_horizon_of_a_marker_moved(c):
 
 def _m_marker_epoch_changed(c):
     output, i = c.at(10)
-    c.put(_patched(output.batches[i], 51, struct.pack(">h", 5)))
+    c.put(with_bytes(output.batches[i], 51, struct.pack(">h", 5)))
 
 
 def _m_marker_value_changed(c):
@@ -193,7 +187,7 @@ def _m_marker_value_changed(c):
 
 def _m_marker_no_longer_control(c):
     output, i = c.at(10)
-    c.put(_patched(output.batches[i], 22, b"\x10"))
+    c.put(with_bytes(output.batches[i], 22, b"\x10"))
 
 
 def _m_committed_batch_removed(c):
@@ -269,7 +263,7 @@ def _m_open_record_removed(c):
 def _m_transactional_bit_removed(c):
     output, i = c.at(22)
     attributes = output.batches[i][22] & ~0x10
-    c.put(_patched(output.batches[i], 22, bytes([attributes])))
+    c.put(with_bytes(output.batches[i], 22, bytes([attributes])))
 
 
 def _m_entries_missing(c):

@@ -25,11 +25,10 @@ from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegmen
 from tests.chance import SEED, draws
 from tests.compact.proof.case import SmallWindow
 from tests.compact.repack.cases import NOW, OF_PRODUCERS, expected, forgetting, rules, segments
-from tests.reference.batches import Batch, Rec, encode_batch, encode_marker
+from tests.reference.batches import Batch, Rec, encode_batch, encode_marker, with_bytes, with_crc, with_tail
 from tests.reference.indexing import index_files
 from tests.reference.legacy import decode_any_log, encode_wrapper
 from tests.reference.repack import Rules
-from tests.reference.varints import crc32c
 
 INTERVAL = 100
 
@@ -144,19 +143,6 @@ def example(**more) -> Case:
     return Case(b"".join(parts), **{"rules": Rules(10**4, 10**5, codec=0), **more})
 
 
-def fix_crc(data: bytes) -> bytes:
-    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
-
-
-def patch(data: bytes, at: int, new: bytes) -> bytes:
-    return fix_crc(data[:at] + new + data[at + len(new) :])
-
-
-def longer(data: bytes) -> bytes:
-    """Return a batch with a byte after its records."""
-    return fix_crc(data[:8] + struct.pack(">i", len(data) + 1 - 12) + data[12:] + b"\0")
-
-
 @pytest.fixture(params=["windows of 2 MiB", "windows below a batch"])
 def windows(request, monkeypatch):
     if request.param != "windows of 2 MiB":
@@ -213,7 +199,7 @@ def test_a_flipped_bit_under_a_valid_checksum_is_found(tmp_path, case):
     number = rng.randrange(len(changed.out))
     data = bytearray(changed.out[number])
     data[rng.randrange(21, len(data))] ^= 1 << rng.randrange(8)
-    changed.out[number] = fix_crc(bytes(data))
+    changed.out[number] = with_crc(bytes(data))
     changed.files = {suffix: data for suffix, data in example().outputs().items() if suffix != ".log"}
     with pytest.raises(KeytailError):
         changed.prove(tmp_path)
@@ -263,7 +249,7 @@ def _fields(number: int, **fields) -> Callable[[Case], None]:
 
 def _patched(number: int, at: int, new: bytes) -> Callable[[Case], None]:
     def change(case: Case) -> None:
-        case.out[number] = patch(case.out[number], at, new)
+        case.out[number] = with_bytes(case.out[number], at, new)
 
     return change
 
@@ -309,11 +295,11 @@ def _cut(case: Case) -> None:
 
 
 def _add_a_byte(case: Case) -> None:
-    case.out[0] = longer(case.out[0])
+    case.out[0] = with_tail(case.out[0], b"\0")
 
 
 def _attributes_in_record(case: Case) -> None:
-    case.out[0] = patch(case.out[0], 62, b"\x01")
+    case.out[0] = with_bytes(case.out[0], 62, b"\x01")
 
 
 def _other_order(case: Case) -> None:
@@ -675,7 +661,9 @@ def test_a_damaged_source_is_reported_as_damage(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [longer, lambda data: patch(data, 57, struct.pack(">i", 2**31 - 1))], ids=["bytes", "count"]
+    "change",
+    [lambda batch: with_tail(batch, b"\0"), lambda batch: with_bytes(batch, 57, struct.pack(">i", 2**31 - 1))],
+    ids=["bytes", "count"],
 )
 def test_records_of_a_source_that_do_not_fill_it_are_reported_as_damage(tmp_path, change):
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)]
@@ -689,7 +677,7 @@ def test_records_of_a_source_that_do_not_fill_it_are_reported_as_damage(tmp_path
 def test_a_record_of_a_source_that_cannot_be_parsed_is_reported_as_damage(tmp_path):
     batches = [encode_batch([Rec(offset, NOW, b"k", b"v")]) for offset in range(2)]
     case = Case(b"".join(batches), Rules(10**4, 10**5))
-    case.source = batches[0] + patch(batches[1], 65, b"\x7e")  # the size of the key
+    case.source = batches[0] + with_bytes(batches[1], 65, b"\x7e")  # the size of the key
     with pytest.raises(CorruptLog, match="a record cannot be parsed") as caught:
         case.prove(tmp_path)
     assert (caught.value.byte_position, caught.value.offset) == (len(batches[0]), 1)
