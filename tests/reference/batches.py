@@ -171,12 +171,12 @@ def encode_marker(
 
 
 def with_crc(batch: bytes) -> bytes:
-    """Return the batch with the CRC of its present bytes."""
+    """Return the batch with a valid CRC."""
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
 def with_bytes(batch: bytes, at: int, new: bytes) -> bytes:
-    """Return the batch with other bytes at `at`, and with their CRC."""
+    """Return the batch with other bytes at `at`, and with a valid CRC."""
     return with_crc(batch[:at] + new + batch[at + len(new) :])
 
 

@@ -690,7 +690,7 @@ def test_impossible_batches_of_a_source_are_corrupt(tmp_path, change, match):
     case = Case({0: b"".join(batches), 4: b""}, [[0]], Round(0, 4, 4, NOW))
     case.prove(tmp_path)
     case.segments[0] = change(*batches)
-    case.files[0, ".log"] = batches[0] if case.segments[0].startswith(batches[0]) else batches[1]
+    case.files[0, ".log"] = case.segments[0][: len(batches[0])]
     with pytest.raises(CorruptLog, match=match):
         case.prove(tmp_path)
 
@@ -902,22 +902,22 @@ def test_only_the_batch_that_ends_the_cleaned_range_must_be_retained_without_rec
 
 
 @pytest.mark.parametrize(
-    "horizon, changes",
+    "horizon, changes, what",
     [
-        (None, {"codec": 1}),
-        (None, {"base_timestamp": 5}),
-        (None, {"max_timestamp": NOW + 1}),
-        (None, {"record_count": -1}),
-        (NOW, {}),
+        (None, {"codec": 1}, "an emptied batch is not just the source's header"),
+        (None, {"base_timestamp": 5}, "an emptied batch is not just the source's header"),
+        (None, {"max_timestamp": NOW + 1}, "an emptied batch is not just the source's header"),
+        (None, {"record_count": -1}, "a batch's record count is not the number of its records"),
+        (NOW, {}, "an emptied batch is not just the source's header"),
     ],
 )
-def test_the_fields_of_a_batch_without_records_are_checked(tmp_path, horizon, changes):
+def test_the_fields_of_a_batch_without_records_are_checked(tmp_path, horizon, changes, what):
     tombstone = encode_batch([Rec(1, NOW, b"a", None)], delete_horizon_ms=NOW - 1)
     first = encode_batch([Rec(0, NOW, b"a", b"1")]) + tombstone
     case = Case({0: first, 2: b""}, [[0]], Round(0, 2, 2, NOW))
     [last] = case.batches()
     _again(last, (), horizon, **changes)
-    with pytest.raises(KeytailError, match=r"an emptied batch is not just the source's header|record count"):
+    with pytest.raises(KeytailError, match=what):
         case.prove(tmp_path)
 
 
