@@ -27,7 +27,7 @@ from tests.interop.conftest import fast_dir, kafka  # noqa: F401
 from tests.interop.kafka import Kafka
 from tests.reference.batches import Rec, all_records, decode_log
 from tests.reference.indexing import index_files
-from tests.reference.loader import load_alike
+from tests.reference.loader import Loaded, load_alike
 
 SHARE = 0.03  # unless KEYTAIL_FAULTS=all
 SCRATCH = (".clean", ".tmp", ".cleaned")
@@ -36,9 +36,11 @@ RULES = Rules(False, False, 700, 8192, INTERVAL_BYTES, 1 << 20, False)
 
 def logs_of(case: Case, root: Path, number: int = 0) -> dict[int, bytes]:
     """Return the logs of one replica that a broker finds at its start."""
-    return {
-        base: item.log for base, item in load_alike(case.dirs(root)[number] / PARTITION).segments.items() if item.log
-    }
+    return _logs(load_alike(case.dirs(root)[number] / PARTITION))
+
+
+def _logs(loaded: Loaded) -> dict[int, bytes]:
+    return {base: segment.log for base, segment in loaded.segments.items() if segment.log}
 
 
 def names_of(case: Case, root: Path) -> set[str]:
@@ -53,7 +55,7 @@ def judge(case: Case, root: Path, before: dict[int, bytes], after: dict[int, byt
     """Return whether a broker finds the import. Raises AssertionError if it finds only a part."""
     path = case.dirs(root)[number] / PARTITION
     loaded = load_alike(path)
-    logs = logs_of(case, root, number)
+    logs = _logs(loaded)
     assert logs in (before, after), f"the logs of segments {sorted(logs)} are neither the old nor the new ones"
     is_there = logs == after
     for base, segment in loaded.segments.items():

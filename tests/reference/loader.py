@@ -6,6 +6,7 @@ bytes in memory, pass by pass, and share no code with keytail.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,10 @@ class Loaded:
 
 def load(partition_dir: Path) -> Loaded:
     """Load a partition directory. Raises BrokerDoesNotStart if the loader of a broker would raise an exception."""
-    files = _files(partition_dir)
+    return _load(_files(partition_dir))
+
+
+def _load(files: dict[str, bytes]) -> Loaded:
     _drop_unfinished(files)
     _make_room_for_swaps(files)
     for name in [name for name in files if name.endswith(".swap")]:
@@ -60,17 +64,20 @@ def load_alike(partition_dir: Path) -> Loaded:
     Raises AssertionError if such a broker loads other logs, or leaves a `.swap` file, which a later version would
     rename. Snapshots are excepted, because such a broker always leaves their `.swap` files.
     """
-    loaded = load(partition_dir)
+    files = _files(partition_dir)
+    loaded = _load(dict(files))
     logs = {base: segment.log for base, segment in loaded.segments.items()}
     for order, is_2_4 in ((list.sort, False), (list.reverse, False), (list.reverse, True)):
-        found, left = load_before_3(partition_dir, order, is_2_4=is_2_4)
+        found, left = _load_before_3(dict(files), order, is_2_4=is_2_4)
         assert {base: segment.log for base, segment in found.segments.items()} == logs
         assert [name for name in left if not name.endswith(".snapshot.swap")] == []
     return loaded
 
 
 def _files(partition_dir: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(partition_dir.iterdir()) if path.is_file()}
+    with os.scandir(partition_dir) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_file())
+    return {name: (partition_dir / name).read_bytes() for name in names}
 
 
 def load_before_3(
@@ -81,7 +88,12 @@ def load_before_3(
     `order` sorts the `.log.swap` files, whose order is that of a hash set. With `is_2_4`, an empty `.log.swap` file
     removes the segment that contains its base offset.
     """
-    files = _files(partition_dir)
+    return _load_before_3(_files(partition_dir), order, is_2_4=is_2_4)
+
+
+def _load_before_3(
+    files: dict[str, bytes], order: Callable[[list[str]], object], *, is_2_4: bool
+) -> tuple[Loaded, list[str]]:
     cleaned = [name for name in files if name.endswith(".cleaned")]
     lowest = min((_number(name) for name in cleaned), default=2**63)
     swaps = [name for name in files if name.endswith(".log.swap")]
