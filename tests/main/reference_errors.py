@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib
 import os
 import re
@@ -75,8 +76,13 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def errors(home: Path = _HOME) -> Iterator[ListedError]:
-    """Yield all errors. Raises ValueError for an error whose class or slug cannot be seen where it is raised."""
+@functools.cache
+def errors(home: Path = _HOME) -> tuple[ListedError, ...]:
+    """Return all errors. Raises ValueError for an error whose class or slug cannot be seen where it is raised."""
+    return tuple(_errors(home))
+
+
+def _errors(home: Path) -> Iterator[ListedError]:
     for code, (slug, remedy) in OF_SYSTEM.items():
         yield ListedError("KeytailError", os.strerror(code), remedy, slug, True)
     for unsafe in UnsafeFile.__subclasses__():

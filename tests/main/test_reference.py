@@ -143,7 +143,7 @@ def test_each_error_has_a_slug_of_words_in_lower_case() -> None:
 def test_an_error_without_a_visible_class_or_slug_ends_the_generator(tmp_path: Path, call: str) -> None:
     (tmp_path / "broken.py").write_text(f"def fail(kind):\n    raise {call}\n")
     with pytest.raises(ValueError, match=r"broken.py:2: show the class and the slug"):
-        list(reference_errors.errors(tmp_path))
+        reference_errors.errors(tmp_path)
 
 
 def test_errors_are_found_by_the_variables_that_have_their_text_and_slug(tmp_path: Path) -> None:
