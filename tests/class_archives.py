@@ -27,8 +27,9 @@ from tests.interop.kafka import VERSION, jar_folder
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "tests" / "interop" / "target" / "archives"
 SPARK_JARS = Path(pyspark.__file__).parent / "jars"
-# Options of a session on one machine: a JVM of the tests only distributes ids and collects small cells.
-LEAN_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+# Options of a session on one machine: a JVM of the tests only distributes ids and collects small cells. With one
+# compiler, a JVM has only 48 MB for compiled code, which Spark fills, so that the JVM removes and compiles code again.
+LEAN_JAVA = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC")
 # Settings of a driver, as in the shared session (tests/run/shared.py): for a few rows, compiling a query takes longer
 # than interpreting it.
 _INTERPRETED = (
