@@ -13,7 +13,7 @@ from tests.reference.loader import load, load_alike
 
 def test_a_difference_of_one_old_version_alone_is_found(tmp_path: Path) -> None:
     unpack(tmp_path)
-    [path, *_] = [log for log in sorted(tmp_path.rglob("0*.log")) if len(decode_log(log.read_bytes())) > 1]
+    path = next(log for log in sorted(tmp_path.rglob("0*.log")) if len(decode_log(log.read_bytes())) > 1)
     directory = tmp_path / "one-0"
     directory.mkdir()
     (directory / path.name).write_bytes(path.read_bytes())

@@ -24,7 +24,7 @@ from tests import golden
 from tests.chance import draws
 from tests.compact.reference_round import index_bytes
 from tests.in_pieces import read_in_pieces
-from tests.reference.batches import Rec, encode_batch, encode_marker, with_crc
+from tests.reference.batches import Rec, encode_batch, encode_marker, with_bytes
 from tests.reference.varints import crc32c
 
 NOW = 1_700_000_000_000
@@ -140,11 +140,7 @@ def _put(at: int, new: bytes):
 
 def _fixed(at: int, new: bytes):
     """Return a function that changes bytes of a batch, and gives it a valid checksum again."""
-
-    def change(data: bytes) -> bytes:
-        return with_crc(_put(at, new)(data))
-
-    return change
+    return lambda data: with_bytes(data, at, new)
 
 
 BATCH_DAMAGE = {
