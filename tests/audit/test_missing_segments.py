@@ -77,12 +77,17 @@ def unexplained_without(replica: Replica, removed: Segment) -> set[int]:
     newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
     found = {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
     batches = sorted([*replica.batches(), *decode_any_log(removed.log)], key=lambda batch: batch.base_offset)
-    lost_markers = {batch.base_offset for batch in decode_any_log(removed.log) if batch.control}
+    # A cleaning keeps the batch of a removed marker without records if it is the last one of its producer.
+    lost_aborts = {
+        batch.base_offset
+        for batch in decode_any_log(removed.log)
+        if batch.control and [record.key for record in batch.records] == [ABORT_KEY]
+    }
     of_transaction: dict[int, set[int]] = {}
     for batch in batches:
         if batch.control:
             aborted = of_transaction.pop(batch.producer_id, set())
-            if batch.base_offset in lost_markers and batch.records[0].key == ABORT_KEY:
+            if batch.base_offset in lost_aborts:
                 found |= aborted
         elif batch.transactional:
             of_transaction.setdefault(batch.producer_id, set()).update(record.offset for record in batch.records)
