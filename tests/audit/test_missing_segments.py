@@ -74,15 +74,12 @@ def unexplained_without(replica: Replica, removed: Segment) -> set[int]:
     """Return the offsets of the records of `replica` that other replicas may lack because of the segment that `replica`
     has lost: a record of it superseded them, or an ABORT marker in it ended their transaction.
     """
-    newest = {r.key: r.offset for b in decode_any_log(removed.log) if not b.control for r in b.records}
+    lost = decode_any_log(removed.log)
+    newest = {r.key: r.offset for b in lost if not b.control for r in b.records}
     found = {r.offset for b in replica.batches() for r in b.records if r.offset < newest.get(r.key, 0)}
-    batches = sorted([*replica.batches(), *decode_any_log(removed.log)], key=lambda batch: batch.base_offset)
+    batches = sorted([*replica.batches(), *lost], key=lambda batch: batch.base_offset)
     # A cleaning keeps the batch of a removed marker without records if it is the last one of its producer.
-    lost_aborts = {
-        batch.base_offset
-        for batch in decode_any_log(removed.log)
-        if batch.control and [record.key for record in batch.records] == [ABORT_KEY]
-    }
+    lost_aborts = {b.base_offset for b in lost if b.control for r in b.records if r.key == ABORT_KEY}
     of_transaction: dict[int, set[int]] = {}
     for batch in batches:
         if batch.control:
