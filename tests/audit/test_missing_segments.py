@@ -28,7 +28,7 @@ from tests.audit.logs import NOW, Replica, expected, random_segments, task_of, v
 from tests.chance import SEED, draws
 from tests.command_line import Run
 from tests.golden import older
-from tests.reference.batches import Rec, encode_batch
+from tests.reference.batches import Rec, encode_batch, encode_marker
 from tests.reference.cleaner import Segment
 from tests.reference.legacy import decode_any_log
 
@@ -204,6 +204,23 @@ def test_a_possible_loss_is_reported_as_unknown(tmp_path: Path) -> None:
     assert (dict(result.divergences), dict(result.explained)) == ({}, {"cleaning-unknown": 2})
     result = found([log(*whole, cleaned_to=0), log(*cut, cleaned_to=0)], tmp_path)
     assert dict(result.divergences) == {"lost": 2}
+
+
+def test_a_record_whose_abort_marker_is_in_the_missing_segment_is_lost_in_the_cleaned_replica(tmp_path: Path) -> None:
+    """A cleaning removed the aborted record, and then the marker, from one replica; the other lost the marker with its
+    segment.
+    """
+    own: dict[str, Any] = {"producer_id": 4, "producer_epoch": 1}
+    aborted = encode_batch([Rec(1, NOW, b"a", b"1")], **own, base_sequence=0, transactional=True)
+    marker = encode_marker(3, NOW, commit=False, **own)
+    emptied = encode_batch([], base_offset=3, last_offset=3, **own, transactional=True, control=True)
+    first, later, rest = single(0, keys=b"b"), single(2, keys=b"c"), single(4, keys=b"d")
+    removed = Segment(2, later + marker, mtime_ms=NOW)
+    without, clean = log((0, first + aborted), (4, rest)), log((0, first), (2, later), (4, rest), cleaned_to=4)
+    result = found([without, clean], tmp_path)
+    assert lost_offsets(result) == {1, 2}
+    assert unexplained_without(without, removed) == {1}
+    assert unexplained_without(without, replace(removed, log=later + emptied)) == set()
 
 
 def test_gaps_show_that_a_replica_fetched_from_a_cleaned_one(tmp_path: Path) -> None:
