@@ -59,10 +59,18 @@ class BrokerClient:
 
     def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str], *, replicas: int = 1) -> None:
         self._ask("create_topic", topic=topic, partitions=partitions, configs=dict(configs), replicas=replicas)
+        self._wait_for_leaders(topic, partitions)
 
     def create_partition(self, topic: str, brokers: Sequence[int], configs: Mapping[str, str]) -> None:
         """Create a topic with one partition on these brokers, of which the first is the preferred leader."""
         self._ask("create_topic", topic=topic, brokers=list(brokers), configs=dict(configs))
+        self._wait_for_leaders(topic, 1)
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        """Wait until the leaders answer for a new topic. The controller reports it as created before that, and a raw
+        request, unlike Kafka's clients, is not sent again.
+        """
+        self.offsets([(topic, partition) for partition in range(partitions)])
 
     def reassign(self, topic: str, partition: int, brokers: Sequence[int]) -> None:
         """Change the brokers of a partition, of which the first is the preferred leader."""
