@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from keytail import console
 from keytail.cli import progress
 from keytail.cli.progress import PACE_S, Reporter
-from keytail.cli.run_progress import WAITING, RunProgress, Slowest
+from keytail.cli.run_progress import DRIVER, WAITING, RunProgress, Slowest
 from keytail.console import OutputStyle
 from keytail.main.main import COMMANDS, app
 from keytail.run.watching import TaskProgress
@@ -109,7 +109,16 @@ def test_a_partition_whose_tasks_have_ended_is_waiting() -> None:
     assert progress_so_far.slowest(2.0).phase == "write"  # type: ignore[union-attr]
     assert not progress_so_far.on_progress(TaskProgress("t-0", "b", "write", 3, is_over=True), 3.0)
     assert progress_so_far.slowest(4.0) == Slowest("t-0", WAITING, 0.9, 3.0)
-    assert progress_so_far.on_progress(TaskProgress("t-0", "driver", "replace", 0), 5.0)
+    assert progress_so_far.on_progress(TaskProgress("t-0", DRIVER, "replace", 0), 5.0)
+
+
+def test_a_late_report_of_a_task_does_not_change_the_phase_of_the_driver() -> None:
+    progress_so_far = RunProgress([("t-0", 10)], 1.0)
+    assert progress_so_far.on_progress(TaskProgress("t-0", "a", "prove", 5), 1.0)
+    assert progress_so_far.on_progress(TaskProgress("t-0", DRIVER, "replace", 0), 2.0)
+    assert not progress_so_far.on_progress(TaskProgress("t-0", "a", "prove", 8), 2.0)
+    assert not progress_so_far.on_progress(TaskProgress("t-0", "a", "prove", 9, is_over=True), 2.1)
+    assert progress_so_far.slowest(3.0) == Slowest("t-0", "replace", 0.9, 2.0)
 
 
 def test_a_dead_attempt_counts_neither_as_read_nor_as_running() -> None:

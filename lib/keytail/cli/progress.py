@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.text import Text
 
 from keytail.cli.rows import alike, error_console, human_bytes, human_time
-from keytail.cli.run_progress import RunProgress, Slowest
+from keytail.cli.run_progress import DRIVER, RunProgress, Slowest
 from keytail.cli.statuses import is_failure, kind_of
 from keytail.console import output_style, print_message, wrapped
 from keytail.errors import visible, without_remedy
@@ -117,7 +117,7 @@ class Reporter:
 
     def phase(self, name: str, phase: str) -> None:
         """Record the driver's own phase for a partition, after its tasks."""
-        self.on_progress(TaskProgress(name, "driver", phase, 0))
+        self.on_progress(TaskProgress(name, DRIVER, phase, 0))
 
     def done(self, name: str, status: str, size_bytes: int, detail: str = "") -> None:
         """Record that a partition has ended, with `status`."""

@@ -14,6 +14,8 @@ _MAX_SHARE = 0.99
 _SILENT_S = 30.0
 # The phase of a partition whose tasks have ended, while other tasks of its job are running.
 WAITING = "waiting for other tasks of its job"
+# The attempt under which the driver reports its own phase for a partition.
+DRIVER = "driver"
 
 
 @dataclass
@@ -68,6 +70,8 @@ class RunProgress:
             del item.open_attempts[report.attempt]
         item.forget_silent(now_s)
         phase = report.phase if item.open_attempts else WAITING
+        if report.attempt != DRIVER and DRIVER in item.open_attempts:  # a late report: the tasks have ended
+            phase = item.phase
         is_new = bool(phase) and phase != item.phase
         item.phase = phase or item.phase
         return is_new and item.phase != WAITING
