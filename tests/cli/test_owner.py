@@ -5,6 +5,7 @@ Root's rights are used only for paths that the caller named outside the log dirs
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -277,8 +278,9 @@ def test_processes_work_as_the_owner(case: Case) -> None:
 def descendants(pid: int) -> list[int]:
     found: list[int] = []
     for listing in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in listing.read_text().split():
-            found += [int(child), *descendants(int(child))]
+        with contextlib.suppress(OSError):  # a thread may have ended
+            for child in listing.read_text().split():
+                found += [int(child), *descendants(int(child))]
     return found
 
 

@@ -32,7 +32,7 @@ LOST = {
 
 def run(redirection: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", str(KEYTAIL), *map(str, arguments)]
-    return subprocess.run(shell, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(shell, capture_output=True, text=True, timeout=800, check=False)
 
 
 def streams_of(redirection: str) -> dict[int, int | str]:
@@ -165,7 +165,7 @@ def test_no_file_gets_the_number_of_a_standard_stream(redirection: str, log_dir:
     notes = tmp_path / "notes"
     flags = ("compact", "--log-dirs", log_dir, *CONFIG, *NOW, "--execute")
     shell = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", OPENING, notes, *flags]
-    done = subprocess.run(list(map(str, shell)), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(list(map(str, shell)), capture_output=True, text=True, timeout=800, check=False)
     assert not notes.exists(), notes.read_text()
     assert done.returncode == 0, done.stderr
     for log in log_dir.rglob("*.log"):

@@ -25,7 +25,7 @@ from tests.documentation.pages import ROOT, Block, blocks, commands, find_in_ord
 from tests.documentation.prepared import place, unpacked
 
 _PATHS = re.compile(r"(?<![\w/.-])/(?=(?:var|etc|backup|srv|mnt|snap|lake|tmp)/)")
-_ID = re.compile(r"\b(?:\d{8}T\d{6}Z-)?(?=[0-9a-f]*\d)[0-9a-f]{8}\b")
+_ID = re.compile(r"\b(?:\d{8}T\d{6}Z-)?[0-9a-f]{8}\b")
 _VARIES = (
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\.\d+)?(?:Z| UTC)?"), "DATE"),
     (_ID, "ID"),

@@ -119,7 +119,7 @@ def run(
             "--topics-have-no-overrides", "--topic-config", "orders:cleanup.policy=delete", "--execute", "--output",
             "json", "--master", cluster.url, *flags,
         ],
-        env=cluster.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+        env=cluster.environment(settings), cwd=ROOT, capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), sorted(path.name for path in notes.iterdir())

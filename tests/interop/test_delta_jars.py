@@ -29,6 +29,6 @@ def test_jars_are_downloaded_and_sufficient(tmp_path: Path) -> None:
 
 
 def run(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

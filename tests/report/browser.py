@@ -131,6 +131,6 @@ def screenshot(page: Path, picture: Path, width: int, height: int, theme: Theme)
 def _run(folder: str, theme: Theme, *arguments: str) -> subprocess.CompletedProcess[str]:
     dark = ["--force-dark-mode"] if theme == "dark" else []
     command = [chromium(), *_FLAGS, *dark, f"--user-data-dir={folder}/profile", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done

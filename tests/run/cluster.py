@@ -32,7 +32,7 @@ SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).parents[2]
 PACKAGES = Path(keytail.__file__).parents[1]
 HOSTS = ("127.0.0.1", "localhost")
-LONGEST_START_S = 120.0
+LONGEST_START_S = 600.0
 # The host name of the second worker.
 ELSEWHERE = "elsewhere"
 EXECUTOR = {

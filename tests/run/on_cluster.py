@@ -26,7 +26,7 @@ from keytail.log.fs import LOCAL
 from keytail.run import workers
 from keytail.run.spark.settings import CORRECTNESS
 from tests.import_.speculating import DUPLICATES
-from tests.run.disturbed import LONGEST_S, executor, is_first, wait_for
+from tests.run.disturbed import executor, is_first, wait_for
 
 
 def clean_disturbed(
@@ -43,7 +43,7 @@ def clean_disturbed(
             os.kill(os.getpid(), signal.SIGKILL)
         elif how[number] == "executor":
             os.kill(executor(), signal.SIGKILL)
-            time.sleep(LONGEST_S)
+            time.sleep(60)  # its daemon ends this process
     (Path(notes) / f"{number}.done").touch()
     return result
 

@@ -93,7 +93,7 @@ def run(
     done = subprocess.run(
         [sys.executable, "-m", driver, cluster.url, str(log_dir), str(notes), how, speculation],
         env=cluster.environment({"spark.speculation": "true"}), cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1]), sorted(path.name for path in notes.iterdir())
@@ -156,7 +156,7 @@ def test_a_host_that_sees_other_files_refuses_and_is_named(two_workers: Cluster,
 def run_driver(cluster: Cluster, module: str, *arguments: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", module, cluster.url, *arguments], env=cluster.environment(), cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

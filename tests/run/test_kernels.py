@@ -236,7 +236,7 @@ def test_a_signal_while_this_process_compiles_is_raised_afterwards(tmp_path: Pat
             print("ended", jit.is_compiled(batches.index_batches, types), len(jit.names_in_cache()))
     """
     run = _start(code, KEYTAIL_CACHE_DIR=str(tmp_path))
-    out, err = run.communicate(timeout=300)
+    out, err = run.communicate(timeout=800)
     assert (out, err) == ("ended True 1\n", "")
     _check_whole(tmp_path)
 

@@ -39,7 +39,7 @@ def submit(*arguments: str, activated: bool = True, cwd: Path | None = None) -> 
         environment["SPARK_HOME"] = str(Path(pyspark.__file__).parent)
     environment["PATH"] = os.pathsep.join(folders)
     return subprocess.run(
-        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=300, cwd=cwd, check=False
+        [str(SUBMIT), *arguments], capture_output=True, text=True, env=environment, timeout=800, cwd=cwd, check=False
     )
 
 
@@ -64,7 +64,7 @@ def test_the_job_compacts_like_the_command_line(log_dir: Path) -> None:
         assert newest_by_key(after) == {key: newest[key] for key in newest_by_key(after)}
 
     keytail = str(SUBMIT.with_name("keytail"))
-    again = subprocess.run([keytail, "compact", *flags, "--execute"], capture_output=True, timeout=300, check=True)
+    again = subprocess.run([keytail, "compact", *flags, "--execute"], capture_output=True, timeout=800, check=True)
     assert {row["status"] for row in json.loads(again.stdout)} == {"clean"}
 
 
@@ -106,7 +106,7 @@ def output_of_guide_commands(page: str, first: str, root: Path, log_dir: Path) -
     assert java is not None
     environment = kept | {"PATH": f"/usr/bin:/bin:{Path(java).parent}", "SPARK_LOCAL_IP": "127.0.0.1"}
     done = subprocess.run(
-        ["sh", "-ec", commands], cwd=root, env=environment, capture_output=True, text=True, timeout=300, check=False
+        ["sh", "-ec", commands], cwd=root, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

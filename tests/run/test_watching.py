@@ -45,11 +45,11 @@ def watch(reports: list[TaskProgress]) -> Iterator[Watch]:
 
 
 def read_slowly(path: str, attempt: str) -> int:
-    """Read `path` twice, 1.2 s apart, so that even a slow machine reports progress; return the number of bytes."""
+    """Read `path` twice, 2.4 s apart, so that even a slow machine reports progress; return the number of bytes."""
     with sending_progress(path, attempt, "first"):
         size = len(LOCAL.read_at(path, 0, 1000))
         with meter.during("second"):
-            time.sleep(1.2)
+            time.sleep(2.4)
             size += len(LOCAL.read_at(path, 0, 1000))
     return size
 

@@ -84,12 +84,14 @@ print("held", flush=True)
 sys.stdin.read()
 spark.stop()
 """
-_IMPATIENT = """
+# On a busy machine, a master may need longer for its answer than a run waits for it.
+_WITH_PATIENCE = """
 from keytail.main.main import main
 from keytail.run.spark import executor_wait
-executor_wait.LONGEST_WAIT_S = 2.0
+executor_wait._ANSWER_S = 300
 main()
 """
+_IMPATIENT = _WITH_PATIENCE.replace("main()", "executor_wait.LONGEST_WAIT_S = 2.0\nmain()")
 
 
 @pytest.mark.spark
@@ -97,9 +99,9 @@ main()
 def test_a_cluster_with_smaller_workers_is_refused(two_workers: Cluster) -> None:
     """Both workers of the cluster have one core."""
     done = subprocess.run(
-        [sys.executable, "-m", "keytail", "doctor", "--master", two_workers.url],
+        [sys.executable, "-c", _WITH_PATIENCE, "doctor", "--master", two_workers.url],
         env=two_workers.environment({"spark.executor.cores": "4"}), cwd=ROOT,
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=800, check=False,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     words = " ".join(done.stdout.split())
@@ -131,7 +133,7 @@ def test_a_wait_for_other_applications_is_reported(two_workers: Cluster, tmp_pat
             assert "other applications use the workers" in report
             assert "pyspark-shell (app-" in report
             holder.stdin.close()
-            output, _ = waiting.communicate(timeout=300)
+            output, _ = waiting.communicate(timeout=800)
             assert waiting.returncode == 0, output
         finally:
             for process in (holder, waiting):

@@ -90,7 +90,7 @@ def flags(tmp_path: Path) -> list[str]:
 def test_python_m_imports_nothing_from_the_current_directory(planted: Path, temporary: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "keytail", "--version"],
-        capture_output=True, text=True, timeout=300, cwd=planted, env=environment(temporary), check=False,
+        capture_output=True, text=True, timeout=800, cwd=planted, env=environment(temporary), check=False,
     )  # fmt: skip
     assert marks(planted) == ""
     assert done.stdout.startswith("keytail "), done.stderr
@@ -109,7 +109,7 @@ def test_a_module_in_the_current_directory_is_not_imported(
 ) -> None:
     done = subprocess.run(
         [*command, "compact", "--master", "local[2]", *flags],
-        capture_output=True, text=True, timeout=300, cwd=planted, env=environment(temporary), check=False,
+        capture_output=True, text=True, timeout=800, cwd=planted, env=environment(temporary), check=False,
     )  # fmt: skip
     assert marks(planted) == ""
     assert done.returncode == 0, done.stderr
