@@ -7,7 +7,6 @@ import fcntl
 import os
 import random
 import socket
-import tempfile
 from pathlib import Path
 
 # Below the range from which Linux assigns ports automatically.
@@ -17,7 +16,7 @@ _held: list[int] = []
 
 def free_ports(count: int) -> list[int]:
     """Return distinct ports without a listener, reserved for this process until it ends."""
-    folder = Path(tempfile.gettempdir(), f"keytail-ports-{os.geteuid()}")
+    folder = Path(f"/tmp/keytail-ports-{os.geteuid()}")  # for all runs, also those with another TMPDIR
     folder.mkdir(exist_ok=True)
     found: list[int] = []
     for port in random.SystemRandom().sample(range(FIRST, LAST), LAST - FIRST):

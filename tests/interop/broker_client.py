@@ -70,7 +70,16 @@ class BrokerClient:
         """Wait until the leaders answer for a new topic. The controller reports it as created before that, and a raw
         request, unlike Kafka's clients, is not sent again.
         """
-        self.offsets([(topic, partition) for partition in range(partitions)])
+        give_up = time.monotonic() + 300
+        while True:
+            try:
+                self.offsets([(topic, partition) for partition in range(partitions)])
+            except ClientError as error:
+                if "UnknownTopicOrPartitionException" not in str(error) or time.monotonic() > give_up:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
     def reassign(self, topic: str, partition: int, brokers: Sequence[int]) -> None:
         """Change the brokers of a partition, of which the first is the preferred leader."""
@@ -219,10 +228,13 @@ class BrokerClient:
             time.sleep(0.05)
 
     def wait_until_quiet(self, partitions: Iterable[tuple[str, int]], quiet_s: float = 1.0) -> None:
-        """Wait until no record has been appended for `quiet_s`: after the markers of a transaction, the coordinator
-        writes that it is complete.
+        """Wait until all ended transactions are complete and no record has been appended for `quiet_s`: after the
+        markers of a transaction, the coordinator writes that it is complete.
         """
-        asked = list(partitions)
+        asked, give_up = list(partitions), time.monotonic() + 300
+        while any(state.startswith("PREPARE") for state in self._ask("transaction_states")):
+            assert time.monotonic() < give_up, "the coordinator does not complete a transaction"
+            time.sleep(0.05)
         ends, since_s = self.offsets(asked), time.monotonic()
         while time.monotonic() - since_s < quiet_s:
             time.sleep(0.1)

@@ -7,14 +7,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.interop.broker import LogLine
+from tests.interop.broker import Broker, LogLine
 from tests.interop.broker_client import BrokerClient, Served
 from tests.interop.kafka import KafkaUnavailable
 
@@ -26,9 +27,12 @@ HARMLESS = (
 # Loggers of the quorum and the network: they do not report on logs, and warn if a machine is slow or a node stops.
 NOT_ABOUT_LOGS = re.compile(
     r"(NetworkClient|ControllerApis|QuorumController|BrokerLifecycleManager|RequestSendThread|network\.Processor"
-    r"|EventPerformanceMonitor)$"
+    r"|EventPerformanceMonitor|ClientCnxn)$"
     r"|\.raft\.|Raft"
 )
+# Kafka's task of retention pauses the cleaning of partitions. If a broker has just started, another thread may have
+# ended that pause when the task ends it.
+RETENTION_RACE = "cannot be resumed since it is not paused"
 REPAIRS = re.compile(
     r"recovering unflushed|rebuil|truncat|corrupt|orphan|swap|stray|offline|could not find|"
     r"not found|no clean shutdown|found file|deleting|uncleanable|unclean",
@@ -69,6 +73,7 @@ def complaints(lines: Iterable[LogLine]) -> list[LogLine]:
         if line.level in ("WARN", "ERROR", "FATAL")
         and not NOT_ABOUT_LOGS.search(line.logger)
         and not any(known in line.text for known in HARMLESS)
+        and RETENTION_RACE not in line.exception
     ]
 
 
@@ -98,3 +103,25 @@ def state_of(records: Iterable[Served]) -> dict[int, State]:
 
 def latest_by_key(records: Iterable[Served]) -> dict[tuple[int, bytes | None], Served]:
     return {(record.partition, record.key): record for record in records}
+
+
+def roll_segment(
+    broker: Broker,
+    client: BrokerClient,
+    partition: tuple[str, int],
+    first_ms: int,
+    records: Sequence[tuple[bytes, bytes | None]],
+) -> None:
+    """Produce batches, each later than the one before, until the partition has a new active segment: a broker applies
+    the setting segment.ms=1 after the controller has reported the change.
+    """
+    folder = broker.log_dirs[0] / "{}-{}".format(*partition)
+    before, give_up, at_ms = _active_base_offset(folder), time.monotonic() + 300, first_ms
+    while _active_base_offset(folder) == before:
+        assert time.monotonic() < give_up, f"{folder.name} has no new segment"
+        client.produce("roll", *partition, [(at_ms, key, value) for key, value in records])
+        at_ms += 1000
+
+
+def _active_base_offset(folder: Path) -> int:
+    return max(int(path.stem) for path in folder.glob("*.log"))

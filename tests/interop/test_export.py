@@ -22,7 +22,7 @@ from keytail.run.spark.engine import SparkEngine
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import start_client
+from tests.interop.broker_story import roll_segment, start_client
 from tests.run.shared import shared_session
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
@@ -58,7 +58,7 @@ def traffic(client: BrokerClient, rng: random.Random, batches: int, tag: str) ->
             continue
         name = f"txn-{codec}-{tag}"
         if name not in started:
-            client.transaction(name, "begin", name)
+            client.transaction(name, "begin", name, timeout_ms=900_000)
             started.add(name)
         client.produce(name, TOPIC, partition, records(), codec=codec, transactional_id=name)
         if rng.random() < 0.4:
@@ -151,10 +151,9 @@ def compact_past(broker: Broker, client: BrokerClient) -> None:
     before = {n: client.offsets([(TOPIC, n)])[f"{TOPIC}-{n}"][1] for n in range(PARTITIONS)}
     client.alter_configs(TOPIC, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"})
     now_ms = time.time_ns() // 1_000_000
-    for round_ in range(2):
-        for n in range(PARTITIONS):
-            later_ms = now_ms + 10**6 * round_
-            client.produce(f"roll-{round_}", TOPIC, n, [(later_ms, b"key-1", b"new"), (later_ms, b"k", None)])
+    for n in range(PARTITIONS):
+        for round_ in range(2):
+            roll_segment(broker, client, (TOPIC, n), now_ms + 10**6 * round_, [(b"key-1", b"new"), (b"k", None)])
     give_up = time.monotonic() + 300
     while any(_cleaned_to(broker, n) <= before[n] for n in before):
         assert time.monotonic() < give_up, "the broker's cleaner did not clean"

@@ -26,7 +26,7 @@ from keytail.import_.source import Source
 from keytail.run.spark.engine import SparkEngine
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient, Served
-from tests.interop.broker_story import complaints, latest_by_key, repairs, start_client, state_of
+from tests.interop.broker_story import complaints, latest_by_key, repairs, roll_segment, start_client, state_of
 from tests.reference.murmur2 import partition as partition_of
 
 pytestmark = [pytest.mark.interop, pytest.mark.spark]
@@ -144,10 +144,10 @@ def _restart_and_clean(reported: Story, broker: Broker, client: BrokerClient) ->
         reported.restart_lines = broker.log_lines()
         # The active segment is not cleaned: records written later roll the segments of the import.
         client.alter_configs(COMPACTED, {"segment.ms": "1", "min.cleanable.dirty.ratio": "0"})
-        for round_ in range(2):
-            for number in range(PARTITIONS):
-                later = [(reported.to_ms + 1000 * (round_ + 1), b"last", b"value")]
-                client.produce(f"roll-{round_}", COMPACTED, number, later)
+        for number in range(PARTITIONS):
+            for round_ in range(2):
+                later_ms = reported.to_ms + 10**6 * round_ + 1000
+                roll_segment(broker, client, (COMPACTED, number), later_ms, [(b"last", b"value")])
         ends = client.offsets(partitions(COMPACTED))
         give_up = time.monotonic() + 300
         while any(_cleaned_to(broker, number) < ends[f"{COMPACTED}-{number}"][1] - 2 for number in range(PARTITIONS)):

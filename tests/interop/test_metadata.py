@@ -151,7 +151,10 @@ def _until_killed(scenario: Story, client: BrokerClient, work_dir: Path) -> None
     with Broker(scenario.log_dir, work_dir) as broker:
         client.connect(broker)
         change(broker, *LATER)
-        scenario.described["killed"] = client.describe_topics()
+        # The controller has committed the last change, the new topic, but the broker may not know it yet.
+        while "late" not in (described := client.describe_topics()):
+            time.sleep(0.02)
+        scenario.described["killed"] = described
         broker.kill()
     scenario.look("killed")
 

@@ -19,7 +19,7 @@ from keytail.log.fs import LOCAL
 from tests.chance import SEED
 from tests.interop.broker import Broker
 from tests.interop.broker_client import BrokerClient
-from tests.interop.broker_story import start_client
+from tests.interop.broker_story import roll_segment, start_client
 from tests.interop.kafka_source import add_kafka_source, from_kafka
 from tests.interop.test_export import PARTITIONS, TOPIC, compact_past, traffic
 from tests.run.shared import run_stream, shared_session
@@ -128,7 +128,7 @@ def test_the_rows_equal_those_of_sparks_own_source(spark: Any, tmp_path: Path) -
             client.wait_until_decided(of_topic)
             client.alter_configs(TOPIC, {"segment.ms": "1"})
             for number in range(PARTITIONS):
-                client.produce("close", TOPIC, number, [(between_ms + 10**6, b"key-1", b"in the next segment")])
+                roll_segment(broker, client, (TOPIC, number), between_ms + 10**6, [(b"key-1", b"in the next segment")])
             wait_for_high_watermarks(broker, client)
             level = rng.choice(LEVELS)
             closed, ends = from_stream(spark, broker, TOPIC, level, tmp_path / "checkpoint")

@@ -93,6 +93,19 @@ class Traffic:
         return self._number
 
 
+def _wait_until_cleaned(log_dir: Path) -> None:
+    """Wait until the broker's cleaner does nothing: twice in a row, no file of a cleaning is found."""
+    give_up, times = time.monotonic() + 300, 0
+    while times < 2:
+        assert time.monotonic() < give_up, "the cleaner does not end"
+        time.sleep(0.2)
+        times = 0 if _has_files_of_cleaner(log_dir) else times + 1
+
+
+def _has_files_of_cleaner(log_dir: Path) -> bool:
+    return any(path.suffix in (".cleaned", ".swap", ".deleted") for path in log_dir.glob("*-0/*"))
+
+
 def _wait_for_checkpoints(log_dir: Path) -> None:
     """Wait until the recovery point of every topic is above 0: a preparation ends at the recovery point."""
     give_up = time.monotonic() + 300
@@ -135,6 +148,7 @@ def test_consumers_get_the_same_records_after_a_prepared_compaction_is_committed
             offsets = client.offsets(PARTITIONS)
             if round_number:  # at its first start, a broker logs warnings
                 assert not complaints(broker.log_lines())
+            _wait_until_cleaned(log_dir)
             broker.stop()
             found.update(_commit(broker, tmp_path))
             broker.start()

@@ -113,6 +113,7 @@ public final class BrokerClient {
             case "produce_file": return produceFile(request);
             case "transaction": return transaction(request);
             case "send_offsets": return sendOffsets(request);
+            case "transaction_states": return transactionStates();
             case "abort_transaction": return abortTransaction(request);
             case "close_producer": return closeProducer(request);
             case "raw_produce": return rawProduce(request);
@@ -240,6 +241,12 @@ public final class BrokerClient {
             one.put("last_timestamp_ms", state.lastTimestamp());
             one.put("transaction_start_offset", state.currentTransactionStartOffset().orElse(-1));
         }
+        return answer;
+    }
+
+    private JsonNode transactionStates() throws Exception {
+        ArrayNode answer = JSON.createArrayNode();
+        admin.listTransactions().all().get().forEach(transaction -> answer.add(transaction.state().name()));
         return answer;
     }
 
