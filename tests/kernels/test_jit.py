@@ -29,7 +29,7 @@ def _run(code: str, before: Sequence[str] = (), **environment: str) -> subproces
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 
@@ -223,7 +223,7 @@ def _start(code: str, **environment: str) -> subprocess.Popen:
 
 
 def _wait_until(is_so, process: subprocess.Popen) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not is_so():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
@@ -259,7 +259,7 @@ def test_code_that_another_process_is_compiling_is_awaited_and_loaded(while_anot
         _wait_until(lambda: _has_open(process, lock), process)
         save()
         release()
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=600)
     assert output.split()[1:] == ["10", "1"]
 
 
@@ -269,7 +269,7 @@ def test_a_process_that_ends_while_compiling_does_not_block_others(while_another
     with _start(_USE, KEYTAIL_CACHE_DIR=str(cache)) as process:
         _wait_until(lambda: _has_open(process, lock), process)
         release()
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=600)
     assert output.split()[1:] == ["10", "0"]
     assert _run(_USE, KEYTAIL_CACHE_DIR=str(cache)).stdout.split()[1:] == ["10", "1"]
 

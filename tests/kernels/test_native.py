@@ -112,7 +112,7 @@ def _run(code: str, **environment: str) -> subprocess.CompletedProcess:
         capture_output=True,
         check=False,
         text=True,
-        timeout=120,
+        timeout=600,
     )
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from types import FrameType
 
 import pytest
@@ -96,9 +99,20 @@ def free() -> Iterator[threading.Event]:
     signal.signal(signal.SIGALRM, before)
 
 
+def _waits_for_result(thread: threading.Thread) -> bool:
+    """Return whether the thread is in Future.result()."""
+    assert thread.ident is not None
+    frame = sys._current_frames().get(thread.ident)
+    while frame is not None and frame.f_code is not Future.result.__code__:
+        frame = frame.f_back
+    return frame is not None
+
+
 def test_signals_while_the_next_item_is_awaited_end_the_loop_with_their_own_error(free: threading.Event) -> None:
     def items() -> Generator[int, None, None]:
         yield 1
+        while not _waits_for_result(threading.main_thread()):
+            time.sleep(0.001)
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
         free.wait()  # the first alarm ends the wait for the item, the next two end waits for the thread
         yield 2
