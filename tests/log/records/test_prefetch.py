@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from types import FrameType
@@ -118,9 +119,10 @@ def test_signals_while_the_next_item_is_awaited_end_the_loop_with_their_own_erro
         yield 2
 
     try:
-        with pytest.raises(_Interrupted):
+        with pytest.raises(_Interrupted) as raised:
             for _ in prefetched(items()):
                 pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         free.set()
+    assert "already executing" not in "".join(traceback.format_exception(raised.value)), "closed while it runs"
