@@ -4,7 +4,6 @@ run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -23,6 +22,7 @@ from hypothesis import strategies as st
 
 from keytail.kernels import jit
 from keytail.run import kernels
+from tests.cli.test_owner import descendants
 from tests.golden import unpack
 
 # The two kernels that take the shortest time to compile.
@@ -188,7 +188,7 @@ def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_time(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         _wait_until(lambda: [*cache.glob("*/proof_*/step.*.lock")], run)
-        children = _children(run.pid)
+        children = descendants(run.pid)
         assert children
         os.killpg(run.pid, number)  # a terminal signals the whole group
         out, err = run.communicate(timeout=120)
@@ -199,15 +199,6 @@ def test_a_signal_while_kernels_are_compiled_ends_a_run_as_at_any_other_time(
     assert not any(os.path.exists(f"/proc/{pid}") for pid in children)
     assert {path: path.read_bytes() for path in before} == before
     _check_whole(cache)
-
-
-def _children(pid: int) -> list[int]:
-    found = []
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, path.read_text().split()):
-                found += [child, *_children(child)]
-    return found
 
 
 @pytest.mark.long
