@@ -309,6 +309,22 @@ def test_commands_that_read_no_logs_load_no_log_code(arguments: list[str]) -> No
     assert done.stderr == "[]"
 
 
+def test_modules_are_not_searched_for_garbage() -> None:
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: sys.stderr.write(f' {len(gc.get_objects())}'))\n"
+        "from keytail.__main__ import main\n"
+        "sys.argv[1:] = ['--version']\n"
+        "try: main()\n"
+        "finally: sys.stderr.write(f'{gc.isenabled()} {len(gc.get_objects()) / gc.get_freeze_count()}')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    enabled, share, at_exit = done.stderr.split()
+    assert enabled == "True"
+    assert float(share) < 0.5
+    assert int(at_exit) < 100
+
+
 @pytest.mark.parametrize("outside", [-3, 100_000])
 def test_a_checkpoint_outside_the_log_is_corrected_if_nothing_is_due(run: Run, log_dir: Path, outside: int) -> None:
     """CONFORMANCE.md 54: the checkpoint is set to the log start offset for any ratio. The entry of a topic that is not
