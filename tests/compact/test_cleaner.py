@@ -466,6 +466,21 @@ def test_with_delete_in_the_policy_an_output_spans_at_most_segment_ms(tmp_path):
                 os.unlink(f"{path}/{name}")
 
 
+@pytest.mark.parametrize("first_dirty", [0, 6], ids=["dirty", "clean"])
+def test_a_batch_that_ends_above_the_base_of_the_next_segment_is_reported(tmp_path, first_dirty):
+    bases = {0: (0, 1), 2: (2, 3, 4), 4: (6, 7), 10: (10,)}
+    segments = [
+        Segment(base, encode_batch([Rec(offset, NOW, b"%d" % offset, b"v") for offset in offsets]), 0, 0, NOW)
+        for base, offsets in bases.items()
+    ]
+    path = str(tmp_path / "t-0")
+    task = task_for(path, RandomLog(segments, [], 11, {}), write_log(path, segments), NOW, first_dirty=first_dirty)
+    with pytest.raises(CorruptLog, match="the batch ends at offset 4, but the next segment begins at 4") as caught:
+        clean_partition(LOCAL, task)
+    assert (caught.value.path, caught.value.byte_position) == (f"{path}/{2:020d}.log", 0)
+    assert not list(tmp_path.rglob("*.clean"))
+
+
 def test_rows_of_written_batches_equal_those_parsed_from_their_bytes(monkeypatch, tmp_path):
     """Writers and indexes use these rows of copied, rebuilt and emptied batches, and do not parse the output."""
     append, found_rows = writer.OutputWriter.append, 0

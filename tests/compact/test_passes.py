@@ -172,6 +172,17 @@ def test_aborted_records_of_later_passes_justify_no_removal(tmp_path: Path, monk
         clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
 
 
+def test_markers_of_later_passes_justify_no_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record has the key of a COMMIT marker's record."""
+    marker = encode_marker(10, NOW, commit=True, producer_id=1, producer_epoch=0)
+    [control] = decode_log(marker)[0].records
+    segments = [[encode_batch([rec(0, control.key)])], [marker], [ACTIVE]]
+    run_passes(task_of(tmp_path / "t-0", segments, 0))
+    lose(monkeypatch, 0)
+    with pytest.raises(KeytailError, match=r"latest record of its key is not in the output.*offset 0"):
+        clean_partition(LOCAL, task_of(tmp_path / "t-1", segments, 0))
+
+
 def test_batches_of_later_passes_that_are_read_in_pieces_are_not_compared_with_an_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

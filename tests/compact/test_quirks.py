@@ -346,3 +346,13 @@ def test_a_batch_larger_than_all_limits_is_cleaned(tmp_path: Path) -> None:
     assert result is not None and bases(home / "t-0") == [0, 2, 53, 54]
     assert result.large_batches == 1, "the other batches must be copied unchanged"
     assert offsets(home / "t-0") == list(range(1, 54))
+
+
+@pytest.mark.parametrize("missing_bytes", [0, 1])
+def test_a_rebuilt_batch_may_have_as_many_bytes_as_the_limit(missing_bytes: int, tmp_path: Path) -> None:
+    both = encode_batch([Rec(0, NOW, b"a", b"v"), Rec(1, NOW, b"b", b"v")])
+    home = log_dir(tmp_path / "logs", "t-0", segments={0: [both, one(2, b"a")], 3: []})
+    size = len(one(1, b"b"))
+    result = compact(survey(home)[0], max_message_bytes=size - missing_bytes)
+    assert result is not None and offsets(home / "t-0") == [1, 2]
+    assert result.large_batches == missing_bytes

@@ -415,6 +415,14 @@ def test_a_batch_from_which_nothing_is_erased_keeps_its_bytes(tmp_path):
         case.prove(tmp_path)
 
 
+def test_the_max_timestamp_of_an_emptied_batch_that_begins_an_output_is_checked(tmp_path):
+    case = Case([Segment(0, data(0, (b"x", b"1")) + data(1, (b"a", b"2"))), Segment(60, b"")])
+    case.prove(tmp_path)
+    case.patch(0, 35, struct.pack(">q", 1))
+    with pytest.raises(KeytailError, match="an emptied batch is not just the source's header"):
+        case.prove(tmp_path)
+
+
 def old_example() -> Case:
     keys = [b"x", b"a", b"b", b"y", b"c", b"x", b"x"]
     records = [Rec(offset, NOW + offset, key, b"v%d" % offset) for offset, key in enumerate(keys)]

@@ -13,15 +13,18 @@ from crc32c import crc32c
 
 from keytail.compact.proof import boundaries, in_parts
 from keytail.compact.proof.boundaries import Boundary, Group
+from keytail.compact.proof.in_parts import _PartProof
+from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSpec
 from keytail.errors import KeytailError
-from keytail.log.fs import FileSystem
+from keytail.log.fs import LOCAL, FileSystem
 from tests.chance import chance, draws
 from tests.compact.logs import random_log
 from tests.compact.proof import case as rounds
 from tests.compact.proof import test_legacy, test_prove, test_transactions
 from tests.compact.proof.parts import Parts, batches_of, walked
+from tests.crash.driver import open_files
 from tests.in_pieces import read_in_pieces
 from tests.reference.batches import Rec, decode_log, encode_batch
 
@@ -213,6 +216,26 @@ def test_the_states_at_boundaries_are_those_of_a_walk(
     monkeypatch.setattr(test_prove, "prove", lambda fs, spec: prove(fs, replace(spec, threads=2)))
     case.prove(tmp_path)
     assert [boundary.output_last_offset for boundary in found] == [9, 9, 15, 15, 15, 16, 17, 18]
+
+
+def test_a_thread_opens_the_files_of_one_part_at_a_time(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[_PartProof] = []
+
+    class Counted(_PartProof):
+        def __init__(self, fs: FileSystem, spec: ProofSpec, keys: Keys) -> None:
+            super().__init__(fs, spec, keys)
+            made.append(self)
+
+    parts.share = 1.0
+    monkeypatch.setattr(in_parts, "boundaries_of", parts._cuts("guessed"))
+    monkeypatch.setattr(in_parts, "_PartProof", Counted)
+    spec = replace(test_prove._example().spec(tmp_path), threads=2)
+    assert parts._in_parts(LOCAL, spec) is not None
+    assert parts.begun > 4
+    assert 0 < len(made) <= 2
+    assert not [file for file in open_files() if file.startswith(str(tmp_path))]
 
 
 @pytest.mark.parametrize("number", range(draws(120)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keytail.compact.proof import keys as proof_keys
-from keytail.compact.proof.keys import Keys
+from keytail.compact.proof.keys import Keys, most_keys
 from keytail.compact.table_memory import TableMemory
 from keytail.errors import KeytailError
 from keytail.kernels.proof import table
@@ -127,3 +127,7 @@ def test_keys_that_exceed_the_memory_are_an_error_for_the_thread_that_puts_them(
             keys.put_now(notes, n)
     finally:
         keys.close()
+
+
+def test_a_proof_has_at_least_4_mib_of_memory():
+    assert most_keys(1) == most_keys(4 << 20) < most_keys(5 << 20)

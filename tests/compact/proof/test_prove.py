@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 import struct
 from dataclasses import replace
@@ -15,6 +16,7 @@ from keytail.compact.proof.prove import ProofReport, prove
 from keytail.compact.proof.state import ProofSpec
 from keytail.errors import CorruptLog, KeytailError, Refused
 from keytail.kernels.proof.key_hash import SECRET_BYTES
+from keytail.limits import MAX_RECORD_VARIABLE
 from keytail.log.fs import LOCAL
 from keytail.log.partition import SegmentFacts
 from keytail.log.replacement.replace import CleanFile, GroupOutput, OutputSegment
@@ -750,6 +752,52 @@ def test_records_of_a_source_that_are_too_small_are_reported_in_pieces(tmp_path,
     with pytest.raises(CorruptLog, match="record count is not the number of its records") as caught:
         case.prove(tmp_path)
     assert (caught.value.byte_position, caught.value.offset) == (0, 4)
+
+
+@pytest.mark.parametrize("pass_segments", [None, (0, 1)], ids=["in this pass", "in a later pass"])
+def test_compressed_records_without_bytes_are_corrupt(tmp_path, pass_segments):
+    segments = {base: encode_batch([Rec(base, NOW, key, b"x")], codec=1) for base, key in enumerate((b"a", b"b"))}
+    case = Case({**segments, 2: b""}, [[0], [1]], Round(0, 2, 2, NOW))
+    block = gzip.compress(b"")
+    case.segments[1] = with_crc(segments[1][:8] + struct.pack(">i", 49 + len(block)) + segments[1][12:61] + block)
+    spec = case.spec(tmp_path)
+    if pass_segments:
+        spec = replace(spec, pass_segments=pass_segments, groups=spec.groups[:1])
+    with pytest.raises(CorruptLog, match="record count") as caught:
+        prove(LOCAL, spec)
+    assert caught.value.path == f"{tmp_path}/{1:020d}.log"
+
+
+@pytest.mark.parametrize(
+    "change, limit, kind, match",
+    [
+        (lambda batch: with_bytes(batch, len(batch) - 8, bytes(4)), "", CorruptLog, "a batch cannot be decompressed"),
+        (bytes, "100", Refused, "a batch is not opened: a record has 210 bytes"),
+    ],
+    ids=["checksum of the codec", "size of a record"],
+)
+def test_a_source_that_cannot_be_read_in_pieces_is_reported(tmp_path, monkeypatch, change, limit, kind, match):
+    good = encode_batch([Rec(i, NOW, b"%d" % i, b"x" * 200) for i in range(4)], codec=1)
+    case = Case({0: good, 4: b""}, [[0]], Round(0, 4, 4, NOW))
+    case.segments[0] = change(good)
+    read_in_pieces(monkeypatch)
+    monkeypatch.setenv(MAX_RECORD_VARIABLE, limit)
+    with pytest.raises(kind, match=match) as caught:
+        case.prove(tmp_path)
+    assert (caught.value.path, caught.value.byte_position) == (f"{tmp_path}/{0:020d}.log", 0)
+
+
+def test_records_that_grow_are_read_in_pieces(tmp_path, monkeypatch):
+    """The first retained record has a far later timestamp than the first two that follow. A piece of these two has 80
+    bytes in the source and 88 in the output."""
+    early = NOW - 10**9
+    times = [early, NOW, early, early, NOW]
+    records = [Rec(i, time, b"%d" % (i % 4), b"x" * 32) for i, time in enumerate(times)]
+    case = Case({0: encode_batch(records), 5: b""}, [[0]], Round(0, 5, 5, NOW))
+    [output] = case.batches()
+    assert len(output.records) == 4
+    read_in_pieces(monkeypatch, records=2, piece_bytes=100)
+    assert case.prove(tmp_path).records_kept == 4
 
 
 def test_a_batch_from_which_nothing_is_removed_keeps_its_bytes(tmp_path):
