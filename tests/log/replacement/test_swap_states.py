@@ -425,6 +425,7 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
         data = segment_data(base, segment.log, None)
         if base == row.rebuilt:
             assert segment.index is None, "the broker must rebuild this index"
+            assert not [suffix for suffix in INDEXES if (d.path / f"{base:020d}{suffix}").exists()]
         else:
             assert (segment.index, segment.time_index) == (data[".index"], data[".timeindex"])
     present = {file.name for file in d.path.iterdir()}
@@ -449,6 +450,40 @@ def test_invalid_swap_files_are_removed_durably_before_the_file_that_makes_them_
         if not steps or steps[-1] != step:
             steps.append(step)
     assert steps == ["swap", "fsync_dir", ".log.swap", "fsync_dir", "cleaned", "fsync_dir"]
+
+
+def test_sources_are_set_aside_durably_before_outputs_get_their_final_names(tmp_path: Path) -> None:
+    d = Dir(tmp_path, ROWS[48])
+    ROWS[48].build(d)
+    watched = Watched()
+    recover(watched, str(d.path))
+    steps = [operation for operation, _ in watched.operations]
+    assert steps[: steps.index("link")] == ["rename"] * 9 + ["fsync_dir"]
+
+
+@pytest.mark.parametrize(("number", "is_linked"), [(5, True), (11, False)])
+def test_only_files_of_an_output_with_records_get_their_final_names_as_links(
+    number: int, is_linked: bool, tmp_path: Path
+) -> None:
+    """Otherwise, a broker would rename a `.swap` name over a link to the same file, which has no effect."""
+    d = Dir(tmp_path, ROWS[number])
+    ROWS[number].build(d)
+    watched = Watched()
+    recover(watched, str(d.path))
+    assert ("link" in [operation for operation, _ in watched.operations]) == is_linked
+
+
+def test_files_of_replaced_segments_are_removed_durably_before_the_files_that_identify_them(tmp_path: Path) -> None:
+    """The log of a source has its `.deleted` name, but its indexes and its snapshot do not."""
+    d = Dir(tmp_path, ROWS[40])
+    ROWS[40].build(d)
+    watched = Watched()
+    recover(watched, str(d.path))
+    steps = [(operation, argument.rpartition("/")[2]) for operation, argument in watched.operations]
+    first_deleted = [argument.endswith(".deleted") for _, argument in steps].index(True)
+    live = {f"{20:020d}{suffix}" for suffix in (*INDEXES, ".snapshot")}
+    assert live <= {argument for operation, argument in steps[:first_deleted] if operation == "unlink"}
+    assert steps[first_deleted - 1][0] == "fsync_dir"
 
 
 @pytest.mark.parametrize(("number", "base"), [(20, 0), (35, 7)])
