@@ -117,7 +117,9 @@ def test_a_master_that_does_not_listen_is_reported_without_starting_spark() -> N
         refuse_unreachable(f"spark://{closed},127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(KeytailError, match=f"no Spark master accepts .*{closed} .Connection refused.*--master"):
             refuse_unreachable(f"spark://{closed}")
-    for url in ("spark://nowhere.invalid:7077", "spark://127.0.0.1", "spark://127.0.0.1:x", "spark://127.0.0.1:99999"):
+        with pytest.raises(KeytailError, match="is not a port: ports are numbers from 1 to 65535"):
+            refuse_unreachable(f"spark://127.0.0.1:{server.getsockname()[1] + (1 << 16)}")
+    for url in ("spark://nowhere.invalid:7077", "spark://127.0.0.1", "spark://127.0.0.1:x", "spark://127.0.0.1:0"):
         with pytest.raises(KeytailError, match="no Spark master accepts"):
             refuse_unreachable(url)
     for url in ("local[2]", "yarn", "k8s://https://127.0.0.1:1"):

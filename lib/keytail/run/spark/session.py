@@ -91,9 +91,12 @@ def refuse_unreachable(master: str) -> None:
     for place in master.removeprefix("spark://").split(","):
         host, _, port = place.rpartition(":")
         try:
+            # Of a port above 65535, getaddrinfo uses the low 16 bits.
+            if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+                raise ValueError(f"{port} is not a port: ports are numbers from 1 to 65535")
             socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWERS_WITHIN_S).close()
             return
-        except (OSError, ValueError, OverflowError) as problem:
+        except (OSError, ValueError) as problem:
             problems.append(f"{place} ({getattr(problem, 'strerror', None) or problem})")
     raise KeytailError(
         f"no Spark master accepts connections: {', '.join(problems)}",
