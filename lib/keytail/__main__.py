@@ -16,8 +16,8 @@ from keytail.cli.stopping import exit_without_trace
 def main() -> NoReturn:
     """Run a command line and exit with its status. Ctrl-C while modules are imported prints no traceback."""
     exit_without_trace()
-    # Modules are never garbage. To search them for it, during imports and at the exit, takes a fifth of the CPU time of
-    # a short command.
+    # Modules are never garbage. To search them for it, during imports and at the exit, takes a quarter of the CPU time
+    # of a short command.
     gc.disable()
     atexit.register(gc.freeze)
     from keytail.main.main import main as run  # noqa: PLC0415 (takes up to seconds on a busy machine)
