@@ -50,8 +50,8 @@ class Parts:
             error = problem
         for states in self._states:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(in_parts, "boundaries_of", self._cuts(states))
-                found = self._in_parts(fs, replace(spec, threads=self.rng.choice(THREADS)))
+                patch.setattr(in_parts, "boundaries_of", self.cuts(states))
+                found = self.prove_in_parts(fs, replace(spec, threads=self.rng.choice(THREADS)))
             if error is not None:
                 assert found is None, f"the proof in parts passes ({states} states), but one walk fails: {error}"
                 self.refused += 1
@@ -64,7 +64,7 @@ class Parts:
         return report
 
     @staticmethod
-    def _in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
+    def prove_in_parts(fs: FileSystem, spec: ProofSpec) -> ProofReport | None:
         """Return the report of a proof in parts, or None if the proof needs one walk."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(proof, "_prove_groups", _raise_one_walk)
@@ -73,7 +73,8 @@ class Parts:
             except (_OneWalk, KeytailError):  # an error before any walk, which the proof in one walk also reports
                 return None
 
-    def _cuts(self, states: str) -> Callable[..., list[Boundary]]:
+    def cuts(self, states: str) -> Callable[..., list[Boundary]]:
+        """Return a `boundaries_of` that divides at drawn batches, with guessed states or those of a walk."""
         share = self.rng.choice([0.2, 0.5, 1.0]) if self.share is None else self.share
 
         def boundaries_of(fs: FileSystem, spec: ProofSpec, group: Group, part_bytes: int) -> list[Boundary]:

@@ -13,7 +13,6 @@ from crc32c import crc32c
 
 from keytail.compact.proof import boundaries, in_parts
 from keytail.compact.proof.boundaries import Boundary, Group
-from keytail.compact.proof.in_parts import _PartProof
 from keytail.compact.proof.keys import Keys
 from keytail.compact.proof.prove import prove
 from keytail.compact.proof.state import ProofSpec
@@ -221,18 +220,18 @@ def test_the_states_at_boundaries_are_those_of_a_walk(
 def test_a_thread_opens_the_files_of_one_part_at_a_time(
     parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[_PartProof] = []
+    made: list[in_parts._PartProof] = []
 
-    class Counted(_PartProof):
+    class Counted(in_parts._PartProof):
         def __init__(self, fs: FileSystem, spec: ProofSpec, keys: Keys) -> None:
             super().__init__(fs, spec, keys)
             made.append(self)
 
     parts.share = 1.0
-    monkeypatch.setattr(in_parts, "boundaries_of", parts._cuts("guessed"))
+    monkeypatch.setattr(in_parts, "boundaries_of", parts.cuts("guessed"))
     monkeypatch.setattr(in_parts, "_PartProof", Counted)
     spec = replace(test_prove._example().spec(tmp_path), threads=2)
-    assert parts._in_parts(LOCAL, spec) is not None
+    assert parts.prove_in_parts(LOCAL, spec) is not None
     assert parts.begun > 4
     assert 0 < len(made) <= 2
     assert not [file for file in open_files() if file.startswith(str(tmp_path))]

@@ -405,6 +405,14 @@ class Watched(FileSystem):
         return action()
 
 
+def recovered(number: int, tmp_path: Path) -> list[tuple[str, str]]:
+    """Recover the state of a row, and return each operation and the name of its first file."""
+    d, watched = Dir(tmp_path, ROWS[number]), Watched()
+    ROWS[number].build(d)
+    recover(watched, str(d.path))
+    return [(operation, argument.rpartition("/")[2]) for operation, argument in watched.operations]
+
+
 @pytest.mark.parametrize("number", ROWS)
 def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
     row, d = ROWS[number], Dir(tmp_path, ROWS[number])
@@ -439,12 +447,8 @@ def test_recovery_does_what_the_row_states(number: int, tmp_path: Path) -> None:
 
 
 def test_invalid_swap_files_are_removed_durably_before_the_file_that_makes_them_invalid(tmp_path: Path) -> None:
-    d = Dir(tmp_path, ROWS[16])
-    ROWS[16].build(d)
-    watched = Watched()
-    recover(watched, str(d.path))
     steps: list[str] = []
-    for operation, argument in watched.operations:
+    for operation, argument in recovered(16, tmp_path):
         kind = argument.rpartition(".")[2]
         step = operation if operation != "unlink" else ".log.swap" if argument.endswith(".log.swap") else kind
         if not steps or steps[-1] != step:
@@ -453,11 +457,8 @@ def test_invalid_swap_files_are_removed_durably_before_the_file_that_makes_them_
 
 
 def test_sources_are_set_aside_durably_before_outputs_get_their_final_names(tmp_path: Path) -> None:
-    d = Dir(tmp_path, ROWS[48])
-    ROWS[48].build(d)
-    watched = Watched()
-    recover(watched, str(d.path))
-    steps = [operation for operation, _ in watched.operations]
+    """The two outputs have only `.swap` names, and the nine files of the sources have their own names."""
+    steps = [operation for operation, _ in recovered(48, tmp_path)]
     assert steps[: steps.index("link")] == ["rename"] * 9 + ["fsync_dir"]
 
 
@@ -466,20 +467,12 @@ def test_only_files_of_an_output_with_records_get_their_final_names_as_links(
     number: int, is_linked: bool, tmp_path: Path
 ) -> None:
     """Otherwise, a broker would rename a `.swap` name over a link to the same file, which has no effect."""
-    d = Dir(tmp_path, ROWS[number])
-    ROWS[number].build(d)
-    watched = Watched()
-    recover(watched, str(d.path))
-    assert ("link" in [operation for operation, _ in watched.operations]) == is_linked
+    assert ("link" in [operation for operation, _ in recovered(number, tmp_path)]) == is_linked
 
 
 def test_files_of_replaced_segments_are_removed_durably_before_the_files_that_identify_them(tmp_path: Path) -> None:
     """The log of a source has its `.deleted` name, but its indexes and its snapshot do not."""
-    d = Dir(tmp_path, ROWS[40])
-    ROWS[40].build(d)
-    watched = Watched()
-    recover(watched, str(d.path))
-    steps = [(operation, argument.rpartition("/")[2]) for operation, argument in watched.operations]
+    steps = recovered(40, tmp_path)
     first_deleted = [argument.endswith(".deleted") for _, argument in steps].index(True)
     live = {f"{20:020d}{suffix}" for suffix in (*INDEXES, ".snapshot")}
     assert live <= {argument for operation, argument in steps[:first_deleted] if operation == "unlink"}
